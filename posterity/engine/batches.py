@@ -139,7 +139,6 @@ def count_widths(sizes: list[int]) -> dict[int, int]:
 
 
 def width_for(rows: int, known: Iterable[int] | None) -> int:
-    """The width of a batch of so many rows."""
     return max(1, rows if known is None else min(width for width in known if width >= rows))
 
 

@@ -129,7 +129,6 @@ def _grows(sim: Simulation, each: Pass) -> bool:
 
 
 def _fitting(sim: Simulation, ids: Tensor, passes: tuple[Pass, ...], work: Work) -> int:
-    """How many of these clients fit."""
     room = sim.memory // 2 if sim.root.is_cuda else sim.memory  # recordings of a GPU have memory of their own
     return max(1, min(sim.limit.get(work, len(ids)), room // declared_bytes(sim, ids, passes)))
 

@@ -128,7 +128,7 @@ class TraceCache:
     def _make_room(self) -> None:
         """Forget what was only met, then what was not used for longest: some shapes are new in every round."""
         while len(self.found) >= MOST:
-            met = next((place for place, entry in self.found.items() if _only_met(entry)), None)
+            met = next((place for place, entry in self.found.items() if entry.value is None and not entry.made), None)
             self.found.pop(next(iter(self.found)) if met is None else met)
 
     def once(self, owner: Any, key: Hashable, make: Callable[[], Any], holds: bool = False) -> Any:
@@ -171,13 +171,8 @@ class TraceCache:
                 "fewer programs or seeds at once")  # fmt: skip
 
     def take_notes(self) -> list[str]:
-        """The notes since the last call."""
         notes, self.notes[:] = self.notes.copy(), []
         return notes
-
-
-def _only_met(entry: TraceEntry) -> bool:
-    return entry.value is None and not entry.made
 
 
 def play(traces: TraceCache, owner: Any, key: Hashable, function: Play, *trees: Tree) -> Tree:

@@ -161,7 +161,6 @@ def _repeated(tree: Any, clients: int) -> Any:
 
 
 def _slopes(model: Network, params: Params, x: Tensor) -> Params:
-    """Gradients of two clients at once."""
     mask, key = x.new_ones(len(x)), torch.zeros(2, dtype=torch.int64, device=x.device)
 
     def slope(params: Params, x: Tensor) -> Any:

@@ -75,7 +75,6 @@ class Site:
 
     @cached_property
     def parts(self) -> dict[str, Part]:
-        """The rows as a federation of this client alone."""
         return {name: Part.of([rows]) for name, rows in self.rows.items()}
 
     def passes(self, epochs: int | None = None) -> tuple[Pass, ...]:
@@ -167,7 +166,6 @@ def send(setting: Setting, here: Here, carry: Carry) -> Visit:
 
 
 def work(site: Site, passes: tuple[Pass, ...], carry: Carry, here: Here, stage: int) -> Carry:
-    """The client through all passes."""
     here = at(here, stage)
     for number, each in enumerate(passes):
         carry = _take(site, each, carry, replace(at(here, number), kept=carry.kept))

@@ -50,7 +50,6 @@ class Journal:
 
 
 def row_sums(rows: Bytes) -> Bytes:
-    """The checksum (n, 8) of each row."""
     found = b"".join(hashlib.sha256(row).digest()[:SUM] for row in np.ascontiguousarray(rows))
     return np.frombuffer(found, np.uint8).reshape(len(rows), SUM)
 
@@ -110,15 +109,13 @@ def entries(journal: Journal, clients: int) -> Iterator[tuple[int, Bytes]]:
             if not 0 <= client < clients or not np.array_equal(row_sums(told), found):
                 if left:
                     raise damaged(journal.path)
-                warnings.warn(f"the last entry of {journal.path} is damaged; its row was not touched yet, or is found "
-                              "to be wrong below", stacklevel=2)  # fmt: skip
+                warnings.warn(f"the last entry of {journal.path} is damaged and left out", stacklevel=2)
                 return
             yield client, told[:, 8:]
 
 
-def damaged(path: Path) -> ValueError:
-    return ValueError(f"{path} is not as it was written (a damaged disk, a torn copy, or an edit): put a whole copy of "
-                      "the run's folder back, or begin again in another folder")  # fmt: skip
+def damaged(path: Path, why: str = "is not as it was written (a damaged disk, a torn copy, or an edit)") -> ValueError:
+    return ValueError(f"{path} {why}: put a whole copy of the run's folder back, or begin again in another folder")
 
 
 class DiskStore(Store):
@@ -187,9 +184,7 @@ class DiskStore(Store):
             return
         record = like()
         if row_width(record) and not self.path.exists():
-            raise ValueError(f"{self.path} is missing, but the checkpoint knows the records of {int(known.sum())} "
-                             "clients that it held: put the folder 'personal' of the same run back, or begin again in "
-                             "another folder")  # fmt: skip
+            raise damaged(self.path, f"is missing, but the checkpoint knows {int(known.sum())} records that it held")
         self._open(record)
         self._verify(facts.get("rows"))
 
@@ -204,10 +199,8 @@ class DiskStore(Store):
         found = {j.number: j for j in (self._older(), read_journal(self.journal)) if j is not None and j.width}
         back = sorted((n for n in found if n >= self.number), reverse=True)
         if back and back != [*range(back[0], self.number - 1, -1)]:
-            raise ValueError(f"{self.journal.parent} is newer than the checkpoint beside it (checkpoint {back[0]} "
-                             f"against {self.number}): the folder was copied while the run wrote, or files of two "
-                             "copies were mixed. Put all files of one copy back, or begin again in another folder"
-                             )  # fmt: skip
+            both = f"checkpoint {back[0]} against {self.number}"
+            raise damaged(self.journal.parent, f"is newer than the checkpoint beside it ({both})")
         if not back or not self.path.exists():
             return 0  # the journal of an older checkpoint: the newer one already owns these rows
         count = sum(self._put_back(found[number]) for number in back)
@@ -253,15 +246,12 @@ class DiskStore(Store):
             self.sums = sums.reshape(len(self.known), SUM).copy()
         except (LookupError, TypeError, ValueError):
             raise damaged(self.path) from None
-        known, wrong = np.flatnonzero(self.known.numpy()), []
-        for some, rows in self.file.read_pieces(known):
+        wrong = []
+        for some, rows in self.file.read_pieces(np.flatnonzero(self.known.numpy())):
             wrong += some[(self.sums[some] != row_sums(rows)).any(1)].tolist()
-        for some, rows in self.file.read_pieces(np.setdiff1d(self.file.written(), known)):
-            wrong += some[rows.any(1)].tolist()  # nobody has met them
         if wrong:
-            raise ValueError(f"{self.path}: the records of {len(wrong)} clients (the first: client {wrong[0]}) are not "
-                             "those that the checkpoint knows (a damaged disk, a torn copy, or files of two copies): "
-                             "put a whole copy of the run's folder back, or begin again in another folder")  # fmt: skip
+            those = f"{len(wrong)} records (the first: client {wrong[0]})"
+            raise damaged(self.path, f"has {those} that are not those that the checkpoint knows")
         self._older()  # what is not needed today should be whole, too
         if (journal := read_journal(self.journal)) is not None:
             _check(journal, len(self.known))
@@ -305,8 +295,8 @@ class RowFile:
                 file.truncate(self.size)
         elif path.stat().st_size != self.size:
             raise ValueError(
-                f"{path} holds {path.stat().st_size} bytes, but {clients} clients x {width} "
-                "bytes are expected: it belongs to another method, model or federation; use another --out folder"
+                f"{path} has not {clients} clients x {width} bytes: it belongs to another method, model or federation; "
+                "use another --out folder"
             )
         self.file = path.open("rb" if only_read else "r+b", buffering=0)
         weakref.finalize(self, self.file.close)
@@ -335,25 +325,10 @@ class RowFile:
                 left = left[self.file.write(left) :]
 
     def sync(self) -> None:
-        """Force all rows to disk."""
         os.fsync(self.file.fileno())
-
-    def written(self) -> Index:
-        """Clients whose rows take space on the disk."""
-        place, found = 0, [np.zeros(0, np.int64)]
-        while place < self.size and hasattr(os, "SEEK_DATA"):
-            try:
-                place = self.file.seek(place, os.SEEK_DATA)
-                end = min(self.size, self.file.seek(place, os.SEEK_HOLE))
-            except OSError:  # nothing but a hole follows
-                break
-            found.append(np.arange(place // self.width, -(-end // self.width)))
-            place = end
-        return np.unique(np.concatenate(found))
 
 
 def row_width(records: Tree) -> int:
-    """Bytes of one record of a stack."""
     return sum(leaf[0].numel() * leaf.element_size() for _, leaf in tree_named(records))
 
 

@@ -28,7 +28,7 @@ from torch.func import vmap
 
 from posterity.core.messages import Message
 from posterity.core.protocol import Carry, Here, Method, Own, Pass, Personal, Shared, State, keep
-from posterity.core.tree import tree_cat, tree_leaves, tree_map, tree_rows, tree_stack
+from posterity.core.tree import tree_cat, tree_map, tree_rows, tree_stack
 from posterity.data.federation import Part
 from posterity.engine import client, keys
 from posterity.engine.batches import BatchPlan, plan_batches
@@ -71,7 +71,6 @@ Work = Callable[[Simulation, tuple[Pass, ...], list[Carry], Here, int], list[Car
 
 
 def work(sim: Simulation, passes: tuple[Pass, ...], carries: list[Carry], here: Here, stage: int) -> list[Carry]:
-    """Every client of a stacked `here` through all passes."""
     sites = [sim.site(number) for number in here.client.tolist()]
     each = zip(sites, carries, _each(here), strict=True)
     return [client.work(site, passes, carry, mine, stage) for site, carry, mine in each]
@@ -160,15 +159,12 @@ def cut_off(carry: Carry, active: int) -> tuple[Carry, Carry]:
 
 def unmoved(before: Carry, after: Carry, empty: Tensor) -> Carry:
     """`after`, but clients without data keep their leaves: weight decay must not move them."""
-    params, opt = (
-        tree_map(
-            lambda b, a: torch.where(empty.reshape(-1, *[1] * (a.dim() - 1)), b, a),
-            getattr(before, n),
-            getattr(after, n),
-        )
-        for n in ("params", "opt")
-    )
-    return Carry(params, after.kept, opt)
+
+    def left(old: Tensor, new: Tensor) -> Tensor:
+        return torch.where(empty.reshape(-1, *[1] * (new.dim() - 1)), old, new)
+
+    params = tree_map(left, before.params, after.params)
+    return Carry(params, after.kept, tree_map(left, before.opt, after.opt))
 
 
 @dataclass(frozen=True)
@@ -188,14 +184,7 @@ class Stacked:
         return vmap(sim.method.offer, in_dims=(None, 0), out_dims=(None, 0))(state, clients)  # type: ignore[arg-type]
 
     def join(self, sim: Simulation, here: Here) -> Personal:
-        """New records; a method that keeps none is asked once."""
-        none = sim.traces.entry(sim.method, "no record")
-        if none.value is None:
-            made = solid(self.apply(sim, sim.method.join, at(sim, here, keys.JOIN)))
-            if tree_leaves(made):
-                return made
-            none.value = (made,)
-        return none.value[0]
+        return solid(self.apply(sim, sim.method.join, at(sim, here, keys.JOIN)))
 
     def visit(self, sim: Simulation, passes: tuple[Pass, ...], here: Here) -> Visit:
         carry = self.work(sim, passes, self.start(sim, here), here, keys.TRAIN)
@@ -212,7 +201,6 @@ class Stacked:
         return Carry(solid(self.apply(sim, sim.method.start, at(sim, here, keys.START))), {}, ())
 
     def work(self, sim: Simulation, passes: tuple[Pass, ...], carry: Carry, here: Here, stage: int) -> Carry:
-        """Every client through all passes."""
         here = at(sim, here, stage)
         ids = here.client.cpu()  # once, before there is anything to wait for
         for number, each in enumerate(passes):
@@ -221,7 +209,6 @@ class Stacked:
         return carry
 
     def _take(self, sim: Simulation, each: Pass, carry: Carry, here: Here, ids: Tensor) -> Carry:
-        """Every client through one pass."""
         counts = sim.part(each.on).sizes[ids]
         order = torch.argsort(counts, descending=True, stable=True)  # who has more samples has no fewer steps
         if bool((order.diff() != 1).any()):  # this pass wants another order than the block's
@@ -240,12 +227,12 @@ class Stacked:
         return solid(self.apply(sim, sim.method.message, here, carry))
 
     def answer(self, sim: Simulation, carry: Carry, here: Here, part: Part) -> list[Tensor]:
-        """Outputs for each client's rows of `part`."""
         here = at(sim, replace(here, kept=carry.kept), keys.PREDICT)
         look = Pass(step=lambda carry, batch, here: carry, batch=PREDICT_ROWS, shuffle=False)
         ids = here.client.cpu()
         order = torch.argsort(part.sizes[ids], descending=True, stable=True)
-        carry, here = (tree_rows(carry, send(order, here.key.device)), select(here, send(order, here.key.device)))
+        there = send(order, here.key.device)
+        carry, here = tree_rows(carry, there), select(here, there)
         plan = plan_batches(look, part, ids[order], here.key)
         flat, begin = None, plan.count.cumsum(0) - plan.count  # all clients' outputs, and where each one's begin
         for step, active in enumerate(plan.active()):
@@ -282,7 +269,5 @@ def find_engine(name: str) -> Engine:
     found, _ = find_outside(name, "engine")
     engine = found() if isinstance(found, type) else found
     if not isinstance(engine, Engine):
-        raise ValueError(
-            f"{name!r} is not an engine: it must have a name and the functions offer, join, visit, predict"
-        )
+        raise ValueError(f"{name!r} is not an engine: it needs a name and the functions offer, join, visit, predict")
     return engine

@@ -11,10 +11,12 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from heapq import heapreplace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -104,8 +106,8 @@ class Processes:
         """The tree of the process `source`, at all of them; `tree` is a template elsewhere."""
         if self.size == 1:
             return tree
-        named = self._broadcast_bytes(dict(tree_named(tree)) if self.rank == source else None, source)
         like = dict(tree_named(tree))
+        named = self._exchange(partial(dist.broadcast, src=source), like if self.rank == source else None)
         return tree_filled(tree, {n: t.to(like[n]) for n, t in named.items()})
 
     def all_gather(self, number: float) -> list[float]:
@@ -130,7 +132,7 @@ class Processes:
         if self.size == 1:
             return text
         mine = {"text": _as_bytes(text)} if self.rank == source else None
-        return _as_text(self._broadcast_bytes(mine, source)["text"])
+        return _as_text(self._exchange(partial(dist.broadcast, src=source), mine)["text"])
 
     def gather(self, text: str) -> list[str]:
         """At process 0 what every process says, in their order; elsewhere only what this one says."""
@@ -155,26 +157,19 @@ class Processes:
         return [found[rank][str(i)] for i, rank in enumerate(owner)] if self.leads else outputs
 
     def _send(self, tree: Tree, to: int) -> None:
-        data = _packed(dict(tree_named(tree)), self.device)
-        with _exchanging():
-            dist.send(torch.tensor([len(data)], device=self.device), to)
-            dist.send(data, to)
+        self._exchange(partial(dist.send, dst=to), dict(tree_named(tree)))
 
     def _receive(self, source: int) -> dict[str, Tensor]:
-        size = torch.zeros(1, dtype=torch.int64, device=self.device)
-        with _exchanging():
-            dist.recv(size, source)
-            data = torch.zeros(int(size), dtype=torch.uint8, device=self.device)
-            dist.recv(data, source)
-        return self._unpacked(data)
+        return self._exchange(partial(dist.recv, src=source))
 
-    def _broadcast_bytes(self, named: dict[str, Tensor] | None, source: int) -> dict[str, Tensor]:
+    def _exchange(self, call: Callable[[Tensor], Any], named: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Send `named` by `call`, or receive what another sends; how long it is goes first."""
         data = None if named is None else _packed(named, self.device)
         size = torch.tensor([0 if data is None else len(data)], device=self.device)
         with _exchanging():
-            dist.broadcast(size, source)
+            call(size)
             data = torch.zeros(int(size), dtype=torch.uint8, device=self.device) if data is None else data
-            dist.broadcast(data, source)
+            call(data)
         return self._unpacked(data)
 
     def _unpacked(self, data: Tensor) -> dict[str, Tensor]:

@@ -106,7 +106,6 @@ def judge(
 
 
 def moment(sim: Simulation, round: int, rounds: int, cohort: int) -> Now:
-    """When so many messages of a round are combined."""
     rows = sim.federation.public
     public = None if rows is None else sim.federation.x[rows]
     return Now(round, rounds, sim.fold(sim.server, round), cohort, public, sim.model, partial(_played, sim))

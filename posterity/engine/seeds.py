@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.core.messages import Message
 from posterity.core.network import held, rebound
-from posterity.core.protocol import Batch, Carry, Here, Own, Params, Pass, Personal, Shared, State, keep
+from posterity.core.protocol import Here, Own, Params, Pass, Shared, State, keep
 from posterity.core.tree import Tree, record, tree_cat, tree_map, tree_rows
 from posterity.core.wrapper import Wrapper
 from posterity.data.federation import Federation, Part
@@ -29,8 +28,6 @@ from posterity.engine.round import Question, answer, close_round, predict, train
 from posterity.engine.server import Accumulator, RoundLog
 from posterity.engine.simulation import PER_CLIENT, Simulation
 from posterity.engine.store import Store
-
-End = Callable[[Carry, Here], Carry]
 
 
 @record
@@ -51,41 +48,35 @@ def of_seed(here: Here) -> Here:
     return replace(here, shared=offer.shared, own=offer.own, initial=offer.initial, client=offer.client, model=model)
 
 
-@dataclass(frozen=True)
-class PerSeed(Wrapper):
-    """A method whose clients belong to several seeds: its client functions see what they would see in their own."""
-
-    def start(self, here: Here) -> Params:
-        return self.inner.start(of_seed(here))
-
-    def passes(self) -> tuple[Pass, ...]:
-        return tuple(map(_per_seed, self.inner.passes()))
-
-    def adapt(self, epochs: int) -> tuple[Pass, ...]:
-        return tuple(map(_per_seed, self.inner.adapt(epochs)))
-
-    def prepare(self) -> tuple[Pass, ...]:
-        return tuple(map(_per_seed, self.inner.prepare()))
-
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
-        return self.inner.message(carry, of_seed(here))
-
-    def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
-        return self.inner.predict(carry, x, of_seed(here))
+def _within_seed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a client, who sees its own seed; `keep` stays what it is, so that engines can leave it out."""
+    return keep if function is keep else lambda *args: function(*args[:-1], of_seed(args[-1]))
 
 
 def _per_seed(each: Pass) -> Pass:
     """A pass whose functions see their own seed; its clients hold two more copies of the leaves."""
-
-    def step(carry: Carry, batch: Batch, here: Here) -> Carry:
-        return each.step(carry, batch, of_seed(here))
-
-    return replace(each, step=step, open=_end(each.open), close=_end(each.close), copies=each.copies + 2)
+    parts: dict[str, Any] = {name: _within_seed(getattr(each, name)) for name in ("open", "step", "close")}
+    return replace(each, copies=each.copies + 2, **parts)
 
 
-def _end(function: End) -> End:
-    """What opens or closes a pass; what does nothing stays what it is, so that engines can leave it out."""
-    return keep if function is keep else lambda carry, here: function(carry, of_seed(here))
+def _client(name: str) -> Any:
+    return lambda self, *args: _within_seed(getattr(self.inner, name))(*args)
+
+
+def _passes(name: str) -> Any:
+    return lambda self, *args: tuple(map(_per_seed, getattr(self.inner, name)(*args)))
+
+
+@dataclass(frozen=True)
+class PerSeed(Wrapper):
+    """A method whose clients belong to several seeds: its client functions see what they would see in their own."""
+
+    start = _client("start")
+    message = _client("message")
+    predict = _client("predict")
+    passes = _passes("passes")
+    adapt = _passes("adapt")
+    prepare = _passes("prepare")
 
 
 @dataclass(frozen=True)

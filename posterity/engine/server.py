@@ -174,7 +174,6 @@ class Accumulator:
         return self
 
     def log(self, round: int, cohort: int) -> RoundLog:
-        """The round in numbers."""
         return RoundLog.of(round, cohort, self.numbers, self.refused)
 
 
@@ -206,14 +205,12 @@ def _accepted(sent: Message, records: Tree, sizes: Tensor) -> Tensor:
 
 
 def _reason(size: float) -> str:
-    """Why a message was left out whose largest number is `size`."""
     if math.isfinite(size) and size > USABLE:
         return f"it holds a number of magnitude {size:.3g}; what can be used ends at {USABLE:.2g}"
     return "not finite or outside its declared range"
 
 
 def rolled_back(log: RoundLog, why: str) -> RoundLog:
-    """The log of a round of which nothing is kept."""
     return replace(log, accepted=0, rolled_back=why)
 
 

@@ -77,7 +77,6 @@ class Simulation:
 
     @cached_property
     def server(self) -> Tensor:
-        """The key of what the server draws."""
         return fold(self.root, SERVER)
 
     @cached_property
@@ -133,7 +132,6 @@ def _client_keys(sim: Simulation, clients: Tensor, round: Tensor) -> Tensor:
 
 
 def at(sim: Simulation, here: Here, stage: int) -> Here:
-    """`here` with the key of a stage of the visit."""
     return replace(here, key=sim.fold(here.key, stage))
 
 

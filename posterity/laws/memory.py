@@ -65,8 +65,6 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass(frozen=True)
 class Counting:
-    """The engine of all clients at once, whose memory is counted."""
-
     engine: Engine
     found: list[tuple[str, int, int, int]]  # work, clients, bytes at most, bytes that were declared for all
 

@@ -154,7 +154,6 @@ def _wrong_pair(answer: Any, expected: str) -> str:
 
 
 def _wrong_tree(tree: Any, *_: Any, what: str = "the client's record") -> str:
-    """What is no tree of tensors."""
     for path, leaf in tree_named(tree):
         if not isinstance(leaf, Tensor):
             return (f"returned {_kind(leaf)} at {what}{'/' * bool(path)}{path}; expected a tensor (a number becomes "

@@ -11,7 +11,7 @@ It cannot see statistics that are gathered while a pass learns, since parameters
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -87,23 +87,14 @@ class _Visited:
 
     @staticmethod
     def of(site: Site, offer: tuple[Tree, Tree], record: Personal | None, round: int, rare: RareClass) -> _Visited:
-        here, before = site.receive(*offer, record, round), []
-        carry = client.start(site, client.at(here, keys.START))
-        for number, each in enumerate(site.passes()):
-            before.append(carry)
-            carry = client.work(site, (each,), carry, client.at(here, number), keys.TRAIN)
+        here = site.receive(*offer, record, round)
+        carries = _walk(site, here)
         x, y = site.x.clone(), site.y.clone()
         x[rare.rows] += MOVED
         y[rare.rows] = rare.common
         changed = {"moved": replace(site, x=x), "relabelled": replace(site, y=y)}
-        others = {}
-        for name, other in changed.items():
-            kept: Mapping[str, Tree] = {}
-            for number, (each, then) in enumerate(zip(other.passes(), before, strict=True)):
-                then = replace(then, kept=dict(kept))
-                kept = client.work(other, (each,), then, client.at(here, number), keys.TRAIN).kept
-            others[name] = kept
-        return _Visited(site, here, carry, others, rare)
+        others = {name: _walk(other, here, carries)[-1].kept for name, other in changed.items()}
+        return _Visited(site, here, carries[-1], others, rare)
 
     def message(self, kept: Mapping[str, Tree] | None = None) -> Message:
         """What the client says, with something else in place of some of what it gathered."""
@@ -114,6 +105,15 @@ class _Visited:
         """Parts of the message that are others with `kept`, and a leaf of each."""
         one, two = self.message(), self.message(kept)
         return {name: leaf for name, part in one.items() if (leaf := _other_leaf(part, two[name]))}
+
+
+def _walk(site: Site, here: Here, held: Sequence[Carry] = ()) -> list[Carry]:
+    """A client's carry before each pass and after the last; with `held`, the parameters are as they were there."""
+    carries = [client.start(site, client.at(here, keys.START))]
+    for number, each in enumerate(site.passes()):
+        then = replace(held[number], kept=carries[-1].kept) if held else carries[-1]
+        carries.append(client.work(site, (each,), then, client.at(here, number), keys.TRAIN))
+    return carries
 
 
 def _look(visited: _Visited) -> None:

@@ -39,7 +39,7 @@ from posterity.runs import files
 
 BOTH = Augmentation((1, 8, 8), crop=True, flip=True, border=-3.0)
 LOCAL = Training(lr=0.01, batch=10)
-COHORTS = [(0, 1, 4), (1, 5, 7)]  # of 37, 1 and 5 samples, then of 1, 2 and 13
+COHORTS = [(0, 1, 4), (1, 5, 7)]  # of 25, 1 and 5 samples, then of 1, 2 and 13
 
 
 def test_a_crop_and_a_flip_are_slices_of_the_padded_picture() -> None:

@@ -39,16 +39,16 @@ def test_an_unmeasured_sample_is_guessed_from_its_inputs():
 
 @pytest.mark.parametrize("fitting", [1, 4, 13])
 def test_what_a_pass_declares_is_counted(fitting):
-    """Kernels of all rows with all rows: the largest client has 37, the pass no batches; float64."""
+    """Kernels of all rows with all rows: the largest client has 25, the pass no batches; float64."""
     kernels = replace(FedAvg().passes()[0], batch=None, scratch=lambda rows, model: model.classes * rows**2)
     case = make_case(FedAvg())
-    one = 8 * tree_bytes(case.sim().initial) + 37 * 2 * SAMPLE + 4 * 37**2 * 8
+    one = 8 * tree_bytes(case.sim().initial) + 25 * 2 * SAMPLE + 4 * 25**2 * 8
     for memory, expected in ((fitting * one, fitting), (fitting * one - 1, max(1, fitting - 1))):
         sim = case.sim(sample=SAMPLE, memory=memory)
         assert len(next(blocks(sim, torch.arange(13), [kernels]))) == expected
 
 
-@pytest.mark.parametrize(("batch", "on", "rows"), [(10, "train", 10), (100, "train", 37), (None, "validation", 4)])
+@pytest.mark.parametrize(("batch", "on", "rows"), [(10, "train", 10), (100, "train", 25), (None, "validation", 4)])
 def test_a_pass_declares_for_the_rows_that_it_sees(batch, on, rows):
     asked = []
     each = replace(FedAvg().passes()[0], batch=batch, on=on, scratch=lambda count, model: asked.append(count) or 0)
@@ -74,7 +74,7 @@ def test_what_a_prediction_holds_is_declared_by_its_preparation():
     state, store = first_state(sim), Store(sim.federation.clients)
     score(sim, Seen(), state, store, torch.arange(5), 1, [sim.federation.test], "received")
     assert seen == [1] * 5
-    assert asked == [37]
+    assert asked == [25]
 
 
 def test_clients_whose_kernels_would_be_mostly_padding_are_not_stacked_with_large_ones():

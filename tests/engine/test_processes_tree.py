@@ -33,11 +33,11 @@ class Exchange:
         with self.lock:  # two threads that ask for a new line at once must get the same one
             return self.lines[ends]
 
-    def send(self, tensor, to):
-        self.line(self.me.rank, to).put(tensor.clone())
+    def send(self, tensor, dst):
+        self.line(self.me.rank, dst).put(tensor.clone())
 
-    def recv(self, tensor, source):
-        tensor.copy_(self.line(source, self.me.rank).get(timeout=PATIENCE))
+    def recv(self, tensor, src):
+        tensor.copy_(self.line(src, self.me.rank).get(timeout=PATIENCE))
 
     def all_gather(self, told, mine):
         for rank in range(self.size):
@@ -45,11 +45,11 @@ class Exchange:
         for rank in range(self.size):
             told[rank].copy_(self.line("all", rank, self.me.rank).get(timeout=PATIENCE))
 
-    def broadcast(self, tensor, source):
-        if self.me.rank == source:
+    def broadcast(self, tensor, src):
+        if self.me.rank == src:
             for rank in range(self.size):
-                self.line("one", source, rank).put(tensor.clone())
-        tensor.copy_(self.line("one", source, self.me.rank).get(timeout=PATIENCE))
+                self.line("one", src, rank).put(tensor.clone())
+        tensor.copy_(self.line("one", src, self.me.rank).get(timeout=PATIENCE))
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def test_it_sees_the_model_that_predicts_at_every_point(engine):
     leaves = {}
     for point in POINTS:
         found = scored(sim, engine, point)
-        assert found[:, 0].tolist() == [37, 1, 8]
+        assert found[:, 0].tolist() == [25, 1, 8]
         assert found[:, 1].abs().max() < 1e-9
         assert found[:, 3].tolist() == CLIENTS.tolist()
         leaves[point] = found[:, 2]

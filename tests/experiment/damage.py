@@ -102,14 +102,15 @@ def take_up(folder: Path) -> Outcome:
 
 
 def put_back(whole: Path, name: str, place: int) -> bool:
-    """Whether a byte is written anew, whatever stood there: of a row that the journal holds, or of a round to come."""
+    """Whether a byte is written anew: of a row that the journal holds or nobody has, or of a round to come."""
     if name.startswith("kept-"):
         return int(name[len("kept-") :][:6]) > run_folder.read_checkpoint(whole)[1]["round"]
     if name != "personal/rows.bin":
         return False
-    journal = read_journal(whole / "personal/undo.bin")
-    clients = run_files.read_json(whole / run_folder.RUN)["federation"]["clients"]
-    return place // journal.width in {client for client, _ in entries(journal, clients)}
+    journal, leaves = read_journal(whole / "personal/undo.bin"), run_folder.read_checkpoint(whole)[0]
+    known = leaves["known/clients"].tolist()
+    held = {client for client, _ in entries(journal, len(known))}
+    return place // journal.width in held or not known[place // journal.width]
 
 
 def after_flip(whole: Path, copy: Path, name: str, place: int, end: dict[str, object]) -> Outcome:
