@@ -1,4 +1,4 @@
-"""Real commands and real signals: comparisons with workers, runs shared out among processes, Ctrl-C."""
+"""Real commands and real signals: comparisons with workers, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -17,15 +17,11 @@ from pathlib import Path
 from behaviour import test_stopping as tested
 
 from injected.bench import Bench, Fault, Outcome, difference, end_of, play
-from injected.kills import ALL, SAME
-from posterity.cli.launch import count_cores
+from injected.kills import ALL
 
 LONG = ["--dataset", "digits", "--clients", "4", "--rounds", "150", "--evaluate-every", "75", "--subset", "5%",
         "--model", "linear", "--quiet"]  # fmt: skip
 LOST = r"error: \w+ seed \d: its process was killed by SIGKILL .*; go on with: posterity resume .*\n"
-PEER = (
-    r"error: process \d of the \d+ that shared the clients was killed by SIGKILL .*; go on with: posterity resume .*\n"
-)
 
 
 @dataclass(frozen=True)
@@ -40,7 +36,6 @@ class Command:
 
 WORKERS = Command(("compare", "--methods", "fedavg,local", "--seeds", "0,1", "--jobs", "2", *LONG, "--engine", "loop"),
                   ("resume", "--quiet", "--jobs", "2"), LOST, 2)  # fmt: skip
-PROCESSES = Command(("run", "--method", "fedavg", *LONG, "--engine", "processes"), ("resume", "--quiet"), PEER, 1)
 
 
 def await_work(process: subprocess.Popen[str], out: Path) -> bool:
@@ -91,8 +86,6 @@ STEPS: tuple[Callable[[subprocess.Popen[str], Command, Path], None], ...] = (
 
 def stop_again_and_again(command: Command, bench: Bench) -> Outcome:
     """One command, stopped in every way, each time while it trains; then it goes on to its end."""
-    if count_cores() < 2:
-        return Outcome("there is one core here, and processes need two", tried=False)
     chance, broken, kills, stops = bench.chance(command.begin[0]), [], 0, 0
     with bench.room() as place:
         whole, out = place / "whole", place / "cut"
@@ -154,8 +147,6 @@ FAULTS = (
           "each",
           f"{STOPPED}; {ALL}",
           partial(stop_again_and_again, WORKERS)),
-    Fault("kills-processes", "`run --engine processes`: SIGKILL of the command, Ctrl-C, SIGKILL of one of the "
-          "processes, resumed after each", f"{STOPPED}; {SAME}", partial(stop_again_and_again, PROCESSES)),
     Fault("ctrl-c", "Ctrl-C or SIGTERM to `run` and to a `compare` that does one run after the other",
           "stops within seconds, exit code 130 or 143, the sentence says how to go on", interrupt_alone),
 )  # fmt: skip

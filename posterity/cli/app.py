@@ -19,7 +19,6 @@ from typer.main import get_command
 from posterity.cli import commands, interrupt
 from posterity.cli.flags import RUN, WRITE, Version, with_help_of_arguments
 from posterity.cli.flower import flower
-from posterity.engine.parent import end_with_parent
 from posterity.settings.plugins import describe_error, leave_folder_out, place_of
 from posterity.settings.text import paragraphs
 
@@ -72,7 +71,6 @@ def begin(version: Version = False) -> None:
 @interrupt.stoppable()
 def main() -> None:
     """Run the command line; what users did wrong is told in a sentence, without a traceback."""
-    end_with_parent()
     say_remarks()
     leave_folder_out()  # what you wrote yourself is found there by its name (settings/plugins.py)
     try:

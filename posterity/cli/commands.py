@@ -1,7 +1,7 @@
 """The commands of `posterity`: those that run something, those that show something, those for what you write yourself.
 
-The work is done by `experiment/` and `papers/`, processes come from `launch.py`, tables from `terminal.py` and
-`listing.py`. All of these import PyTorch, which `--help` must not, and so they are imported inside the command.
+The work is done by `experiment/` and `papers/`, tables come from `terminal.py` and `listing.py`. All of
+these import PyTorch, which `--help` must not, and so they are imported inside the command.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -18,9 +18,6 @@ from posterity.cli import flags, interrupt
 from posterity.cli.flags import LOOK, RUN, WRITE, Output, argument, option, with_flags, with_only
 from posterity.runs.files import check_out, new_folder
 from posterity.settings.config import Config, settings_where
-
-if TYPE_CHECKING:
-    from posterity.experiment.setup import Setup
 
 EXIT = 3  # of a command whose runs came to nothing
 
@@ -39,27 +36,17 @@ def run(out: Path | None, quiet: bool, **given: Any) -> None:
     from posterity.engine.processes import started_first
     from posterity.experiment.models import keeping
     from posterity.experiment.run import start_run
+    from posterity.experiment.setup import set_up
 
     output = flags.check_output(output)
     config = keeping(config, output.show)
     interrupt.writes_to(folder)
-    setup = _set_up(config)
+    setup = set_up(config)
     if started_first() and not output.alone:
         print_setup(setup, config.dataset)
     with progress(config.method, config.rounds, quiet or output.alone or not started_first()) as watch:
         start_run(config, folder, watch, setup=setup)
     conclude(folder, output)
-
-
-def _set_up(config: Config) -> Setup:
-    """What a run needs; or the same command in several processes, where that was asked for."""
-    from posterity.cli import launch
-    from posterity.experiment.setup import set_up
-
-    size = launch.processes_asked(config)
-    if size == 1:
-        return set_up(config)
-    raise typer.Exit(launch.start_workers(size))
 
 
 def conclude(folder: Path, output: Output) -> None:
@@ -103,8 +90,6 @@ def compare(
         from posterity.cli.listing import take_tuned
 
         names = take_tuned(names, config, tuned)
-    if config.engine == "processes":
-        raise ValueError("a comparison already has a run for each core (--jobs): give another --engine")
     folder = out or new_folder(f"{Path(config.dataset).stem}-comparison")
     _compare(config, names, drawn, folder, output, quiet, jobs, together)
     if not output.alone:
@@ -159,9 +144,8 @@ def _compare(
 
 def _at_once(device: str, jobs: int | None, together: bool | None) -> tuple[int, bool]:
     """How many runs there are at once, and whether all seeds of a method are: as asked for, or as the device is."""
-    from posterity.cli.launch import count_cores
-
-    usual = count_cores() if device == "cpu" else 1  # a process gains more than a thread
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usual = cores if device == "cpu" else 1  # a process gains more than a thread
     return jobs or usual, device.startswith("cuda") if together is None else together
 
 
@@ -223,7 +207,6 @@ def predict(folder: Path, file: Path, client: str | None, show: str, trust: bool
 })  # fmt: skip
 def resume(folder: Path, jobs: int | None, trust: bool, quiet: bool, **given: Any) -> None:
     output = flags.take_names(given)
-    from posterity.cli import launch
     from posterity.cli.terminal import progress
     from posterity.experiment.compare import resume_all
     from posterity.experiment.resume import check_trusted
@@ -231,9 +214,6 @@ def resume(folder: Path, jobs: int | None, trust: bool, quiet: bool, **given: An
     output = flags.check_output(output)
     check_trusted(folder, trust)
     interrupt.writes_to(folder)
-    if (size := launch.processes_before(folder)) > 1:
-        raise typer.Exit(launch.start_workers(size))
-    launch.check_runs(folder)
     resume_all(folder, lambda title, rounds: progress(title, rounds, quiet or output.alone), jobs)
     conclude(folder, output)
 

@@ -17,8 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from posterity.engine.parent import is_worker
-
 GRACE = 1.0  # seconds that a command has to end by itself
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MARKS = ("config.toml", "comparison.json")  # a folder with one of these can be gone on with
@@ -45,7 +43,9 @@ def how_to_go_on() -> str:
     if any((folder / mark).exists() for mark in MARKS):
         from posterity.experiment.resume import needs_trust  # imports PyTorch; a command that writes has it by now
 
-        return f"go on with: posterity resume {shlex.quote(str(folder))}{' --trust' * needs_trust(folder)}"
+        size = os.environ.get("WORLD_SIZE", "1")
+        start = "posterity" if size == "1" else f"torchrun --standalone --nproc-per-node {size} -m posterity"
+        return f"go on with: {start} resume {shlex.quote(str(folder))}{' --trust' * needs_trust(folder)}"
     begun = any(plan for depth in COLUMNS for plan in folder.glob(f"{depth}/comparison.json"))
     if (folder / TUNING).exists() or begun:
         return f"give the same command again with --out {shlex.quote(str(folder))}: what is finished is not repeated"
@@ -57,8 +57,8 @@ def stoppable() -> Iterator[None]:
     """While it lasts, the first Ctrl-C or SIGTERM ends what is done, with the sentence and the exit code of `tell`."""
     _written.clear()
     _told.clear()
-    if is_worker() or threading.current_thread() is not threading.main_thread():
-        yield  # the parent's business
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
         return
     hold = [(number, signal.getsignal(number)) for number in SIGNALS]
     caught = [(number, before) for number, before in hold if before is not signal.SIG_IGN]  # `nohup`, `&` in a script
@@ -99,7 +99,7 @@ def _end_at_last(listening: int, over: threading.Event, grace: float) -> None:
 
 def tell(number: int = signal.SIGINT) -> int:
     """Say that the command was stopped and how to go on; the exit code that shells expect."""
-    if not _told:
+    if not _told and os.environ.get("RANK", "0") == "0":  # of several processes the first speaks
         _told.append(number)
         print("; ".join(text for text in ("stopped", how_to_go_on()) if text), file=sys.stderr, flush=True)
     return 128 + number

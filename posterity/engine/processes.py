@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,20 +24,10 @@ from torch import Tensor
 
 from posterity.core.messages import Message, merge
 from posterity.core.tree import Tree, tree_filled, tree_named, unshared
-from posterity.engine.parent import is_worker
-
-MEETING = "POSTERITY_MEETING"  # environment: the file by which processes of one machine find each other
-LOST = 75  # exit code of a process that could not go on without another
 
 
-class PeerLost(RuntimeError):
-    """Another process ended or cannot be reached. The command line shows it as it shows a mistake in the flags."""
-
-    exit_code = LOST
-
-    def show(self) -> None:
-        if not is_worker():  # else the process that started this one knows which has ended, and says so
-            print(f"error: {self}", file=sys.stderr)
+class PeerLost(ValueError):
+    """Another process ended or cannot be reached."""
 
 
 @contextmanager
@@ -214,13 +203,7 @@ def find_processes(device: str) -> tuple[Processes, str]:
         device = f"cuda:{os.environ['LOCAL_RANK']}"
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        backend, meeting = "nccl" if device.startswith("cuda") else "gloo", os.environ.get(MEETING)
-        with _exchanging():  # by a file where the command line started them: nothing listens to other machines then
-            if meeting is None:
-                dist.init_process_group(backend)
-            else:
-                dist.init_process_group(
-                    backend, init_method=f"file://{meeting}", rank=int(os.environ["RANK"]), world_size=size
-                )
+        with _exchanging():
+            dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
         atexit.register(dist.destroy_process_group)
     return Processes(int(os.environ["RANK"]), size, device), device

@@ -120,6 +120,11 @@ def check_same(facts: Mapping[str, Any], config: Config, sim: Simulation, out: P
             f"there, or begin again: 'posterity run --config {out / CONFIG} --out ANOTHER' (a comparison: "
             "give its 'posterity compare …' again, which moves what changed aside)"
         )
+    size = facts.get("processes", 1)
+    if facts.get("status") != "finished" and size != sim.processes.size:  # sums of other shares round otherwise
+        start = "posterity" if size == 1 else f"torchrun --standalone --nproc-per-node {size} -m posterity"
+        raise ValueError(f"{out} was begun with its clients shared out among {size} processes, and here are "
+                         f"{sim.processes.size}: go on with '{start} resume {out}'")  # fmt: skip
     before, now = facts["federation"], sim.federation
     if before["name"] == now.name:
         check_rule(before, now.partition, out)

@@ -21,7 +21,7 @@ from posterity.engine.choose import EngineChoice, Wish, at_work, choose
 from posterity.engine.engines import Engine
 from posterity.engine.participation import Participation
 from posterity.engine.process_settings import ProcessSettings
-from posterity.engine.processes import Processes, find_processes
+from posterity.engine.processes import find_processes
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Store
 from posterity.evaluate import Metric, check_task, load_metrics
@@ -107,7 +107,7 @@ def set_up(
     method = methods.build(config.method, config.settings(), config.training(), config.least)
     federation = _on_device(federation, device, dtype)
     few = federation.x[:2]
-    wish = Wish(_inner(config.engine, processes), config.convolution, config.onednn)
+    wish = Wish(config.engine, config.convolution, config.onednn)
     batch = next((p.batch for p in method.passes() if p.learns and p.batch), 10)
     settings = ProcessSettings(tf32=config.precision == "tf32", threads=threads)
     plan = _plan(config, federation)
@@ -149,14 +149,6 @@ def _room(device: str) -> int:
     if not device.startswith("cuda"):
         return ROOM
     return int(torch.cuda.get_device_properties(device).total_memory) // GPU_SHARE
-
-
-def _inner(engine: str, processes: Processes) -> str:
-    """The engine of each process."""
-    if engine == "processes" and processes.size == 1:
-        raise ValueError("the engine 'processes' is started by the command line (posterity run --engine processes) or "
-                         "by torchrun; this is one process: use another engine")  # fmt: skip
-    return "auto" if engine == "processes" else engine
 
 
 def records_like(setup: Setup, state: Tree) -> Tree:

@@ -8,8 +8,10 @@ workers.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -28,7 +30,6 @@ import torch
 
 from posterity.core.network import Network
 from posterity.data.federation import Federation
-from posterity.engine.parent import WORKER, become_worker, interrupts_held, tell_end
 from posterity.experiment.divergence import NoResult
 from posterity.experiment.result import Result
 from posterity.experiment.run import Watch, resume_run, run_seeds, start_run
@@ -40,6 +41,7 @@ from posterity.settings.plugins import describe_error
 SERVE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from posterity.experiment.workers import serve; serve()"
 )
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 Run = tuple[Path, Config]
 Worker = subprocess.Popen[str]
 Arrived = Callable[[list[Line]], None]  # a round's lines
@@ -98,7 +100,7 @@ def start_workers(size: int, threads: int, command: Sequence[str] | None = None)
     told = [json.dumps(sys.path), json.dumps(sys.argv), str(threads)]
     command = command or [sys.executable, "-P", "-c", SERVE, *told]
     # libraries of PyTorch begin with as many threads as there are cores, whatever it is told afterwards
-    environment = {"OMP_NUM_THREADS": str(threads), **os.environ, WORKER: "1"}
+    environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
     pipe, workers = subprocess.PIPE, list[Worker]()
     try:
         for _ in range(size):
@@ -154,7 +156,7 @@ def _drive(worker: Worker, waiting: deque[Task], arrived: Arrived) -> str:
             if news["kind"] == "failed":
                 raise ValueError(f"{task.title}: {news['sentence']}")
             if news["kind"] != "done":
-                return f"{task.title}: its process {tell_end(worker.wait())}"
+                return f"{task.title}: its process {describe_end(worker.wait())}"
     return ""
 
 
@@ -185,3 +187,35 @@ def serve() -> None:
             say("failed", sentence=str(error) if isinstance(error, ValueError) else describe_error(error))
         else:
             say("done")
+
+
+# --- a process and those that it starts ------------------------------------------------------------------------------
+def become_worker() -> None:
+    """Leave Ctrl-C to the parent, and on Linux have the kernel end this process with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see `interrupts_held`
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """For starting a worker: until it ignores Ctrl-C, it does not notice it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def describe_end(code: int) -> str:
+    """How a process ended, from its return code: `was killed by SIGKILL (…)`, `ended with exit code 3`."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    why = " (by somebody, or by the system for want of memory)" if name == "SIGKILL" else ""
+    return f"was killed by {name}{why}"

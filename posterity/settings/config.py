@@ -59,7 +59,7 @@ def setting(
 
 
 MOST = 2**63  # of whole numbers: what a tensor can hold
-ENGINES = ("auto", *engine_names(), "processes", "package.module:engine")
+ENGINES = ("auto", *engine_names(), "package.module:engine")
 # The partitions with an example, written out: `data/partition.py`, which declares them, needs PyTorch, and this file is
 # read for every `--help`. A test holds the two equal.
 PARTITIONS = "dirichlet:0.3, balanced:0.5, capped:0.3, pathological:3:100, major:2:0.2, quantity:1, iid"

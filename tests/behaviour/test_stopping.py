@@ -14,20 +14,17 @@ from pathlib import Path
 import pytest
 from experiment.kills import remains
 
-from posterity.cli import launch
 from posterity.runs import files
 
 pytestmark = [pytest.mark.everything, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
 LONG = ["--dataset", "digits", "--clients", "5", "--rounds", "400", "--evaluate-every", "200", "--subset", "20%",
         "--dtype", "float64", "--set", "model.hidden=8", "--quiet"]  # fmt: skip
 BOUND = 10.0  # seconds of work behind a signal, of all processes together; two by the clock are promised
-several = pytest.mark.skipif(launch.count_cores() < 2, reason="there is one core here, and processes need two")
 COMMANDS = {
     "run": ["run", "--method", "fedavg", *LONG, "--engine", "loop"],
     "compare": ["compare", "--methods", "fedavg,fedper,local", "--seeds", "0,1", "--jobs", "2", *LONG],
     "one after the other": ["compare", "--methods", "fedavg,local", "--seeds", "0", "--jobs", "1", *LONG],
     "demo": ["demo", "--quiet"],
-    "processes": ["run", "--method", "fedavg", *LONG, "--engine", "processes"],
 }
 SENDERS = {
     "group": lambda process: os.killpg(process.pid, signal.SIGINT),  # Ctrl-C
@@ -84,8 +81,6 @@ def work_done() -> float:
 @pytest.mark.parametrize("sender", SENDERS)
 @pytest.mark.parametrize("command", [*COMMANDS, "resume"])
 def test_one_signal_stops_everything_and_tells_how_to_go_on(command, sender, tmp_path):
-    if command == "processes" and launch.count_cores() < 2:
-        pytest.skip("there is one core here, and processes need two")
     out, before = tmp_path / "the runs", work_done()
     process = start(COMMANDS["compare" if command == "resume" else command], out)
     wait_for(lambda: begun(out))
@@ -121,7 +116,7 @@ def test_a_stopped_comparison_goes_on_to_the_same_end(tmp_path):
         assert remains(tmp_path / "cut" / place) == remains(tmp_path / "whole" / place)
 
 
-@pytest.mark.parametrize("command", ["compare", "demo", pytest.param("processes", marks=several)])
+@pytest.mark.parametrize("command", ["compare", "demo"])
 def test_a_killed_command_leaves_nothing(command, tmp_path):
     process = start(COMMANDS[command], tmp_path / "out")
     wait_for(lambda: begun(tmp_path / "out"))
@@ -143,19 +138,6 @@ def test_a_killed_worker_is_named_and_the_others_go_on(tmp_path):
     assert sorted(states) == ["finished"] * 5 + ["running"]
 
 
-@several
-def test_a_peer_that_was_killed_is_told_in_a_sentence(tmp_path):
-    process = start(COMMANDS["processes"], tmp_path / "out")
-    wait_for(lambda: begun(tmp_path / "out"))
-    os.kill(max(pid for pid in members(process.pid) if pid != process.pid), signal.SIGKILL)
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 1
-    assert "Traceback" not in said
-    assert re.fullmatch(r"error: process \d of the \d+ that shared the clients was killed by SIGKILL .*; "
-                        rf"go on with: posterity resume {tmp_path / 'out'}\n", said)  # fmt: skip
-    assert members(process.pid) == []
-
-
 def listening(pids: list[int]) -> list[str]:
     """The addresses that processes listen on, as the kernel writes them."""
     held = {os.readlink(fd) for pid in pids for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()}
@@ -168,14 +150,12 @@ def listening(pids: list[int]) -> list[str]:
     return found
 
 
-@several
-@pytest.mark.parametrize("command", ["compare", "processes"])
-def test_workers_listen_on_the_loopback_only(command, tmp_path):
-    process = start(COMMANDS[command], tmp_path / "out")
+def test_workers_listen_nowhere(tmp_path):
+    process = start(COMMANDS["compare"], tmp_path / "out")
     try:
         wait_for(lambda: begun(tmp_path / "out"))
         found = listening(members(process.pid))
     finally:
         process.kill()
         process.communicate(timeout=120)
-    assert set(found) == ({"0100007F"} if command == "processes" else set())  # 127.0.0.1; a comparison: nothing
+    assert found == []

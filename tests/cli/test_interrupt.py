@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from posterity.cli import interrupt
-from posterity.engine.parent import WORKER
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 
@@ -71,13 +70,6 @@ def test_a_table_or_figure_goes_on_with_the_same_command(column, tmp_path, capsy
                                        "is not repeated\n")  # fmt: skip
 
 
-def test_a_worker_leaves_signals_to_its_parent(monkeypatch):
-    monkeypatch.setenv(WORKER, "1")
-    before = signal.getsignal(signal.SIGTERM)
-    with interrupt.stoppable():
-        assert signal.getsignal(signal.SIGTERM) == before
-
-
 def test_what_is_ignored_stays_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as `nohup` does
     try:
@@ -108,3 +100,14 @@ def test_an_operator_that_cannot_be_interrupted_is_ended(code):
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=120)[1] == "stopped\n"
     assert process.returncode == 130
+
+
+def test_only_what_was_begun_can_go_on(tmp_path, monkeypatch):
+    with interrupt.stoppable():
+        assert interrupt.how_to_go_on() == ""
+        interrupt.writes_to(tmp_path)
+        assert "same command" in interrupt.how_to_go_on()
+        (tmp_path / "config.toml").touch()
+        assert interrupt.how_to_go_on() == f"go on with: posterity resume {tmp_path}"
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        assert "torchrun --standalone --nproc-per-node 2 -m posterity resume" in interrupt.how_to_go_on()

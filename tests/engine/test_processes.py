@@ -1,4 +1,4 @@
-"""`--engine processes`: one process of one thread per core, the same result as one process, also after a kill."""
+"""The command line under `torchrun`: the same result as one process, also after a kill."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from posterity.cli import launch
+import posterity
+from posterity.engine.processes import PeerLost, Processes
 from posterity.experiment import run
 from posterity.runs import files
 from posterity.runs import folder as run_folder
@@ -23,15 +25,16 @@ CONFIG = Config(method="fedper", dataset="digits", clients=5, newcomers="1", rou
 FLAGS = ["--method", "fedper", "--dataset", "digits", "--clients", "5", "--newcomers", "1", "--evaluate-every", "3",
          "--subset", "20%", "--participation", "60%", "--dtype", "float64", "--lr", "0.05", "--set", "model.hidden=8",
          "--quiet"]  # fmt: skip
-several = pytest.mark.skipif(launch.count_cores() < 2, reason="there is one core here, and processes need two")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "posterity", *words]
+def run_command(out: Path, rounds: int) -> list[str]:
+    return [*TORCHRUN, "-m", "posterity", "run", *FLAGS, "--rounds", str(rounds), "--out", str(out)]
 
 
-def run_command(out: Path, rounds: int, engine: str = "processes") -> list[str]:
-    return command("run", *FLAGS, "--rounds", str(rounds), "--engine", engine, "--out", str(out))
+def finish(words: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, env=ENVIRONMENT)
 
 
 def remains(out: Path):
@@ -41,9 +44,8 @@ def remains(out: Path):
     return leaves, lines
 
 
-@several
 def test_processes_end_where_one_process_ends(tmp_path):
-    done = subprocess.run(run_command(tmp_path / "many", 6), capture_output=True, text=True, timeout=300, check=False)
+    done = finish(run_command(tmp_path / "many", 6))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("FedPer reaches") == 1  # only the first process speaks
     run.start_run(CONFIG, tmp_path / "one")
@@ -56,24 +58,27 @@ def test_processes_end_where_one_process_ends(tmp_path):
             values = [[v for v in line["metrics"]["nll"].values() if v is not None] for line in (mine, theirs)]
             assert values[0] == pytest.approx(values[1], rel=1e-9)
     facts = files.read_json(tmp_path / "many" / run_folder.RUN)
-    assert facts["processes"] == launch.count_cores()
-    assert facts["threads"] * facts["processes"] <= launch.count_cores()
-    assert facts["engine"] == "graph"  # of each process
-    assert 'engine = "processes"' in (tmp_path / "many" / run_folder.CONFIG).read_text()
+    assert (facts["processes"], facts["threads"], facts["engine"]) == (2, 1, "graph")
 
 
 @pytest.mark.everything
-@several
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_killed_run_goes_on_in_as_many_processes(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    subprocess.run(run_command(whole, 60), capture_output=True, timeout=300, check=True)
-    parent = subprocess.Popen(run_command(cut, 60), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    assert finish(run_command(whole, 60)).returncode == 0
+    parent = subprocess.Popen(
+        run_command(cut, 60), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT
+    )
     wait_for(lambda: (cut / run_folder.METRICS).exists() and len(files.read_lines(cut / run_folder.METRICS)) > 4)
-    parent.send_signal(signal.SIGKILL)
+    for path in Path("/proc").glob("[0-9]*/cmdline"):  # torchrun gives each of them a session of its own
+        if str(cut) in path.read_bytes().decode():
+            os.kill(int(path.parent.name), signal.SIGKILL)
     parent.wait()
-    wait_for(lambda: free(cut))  # its workers end too
-    assert files.read_json(cut / run_folder.RUN)["status"] == "running"
-    done = subprocess.run(command("resume", str(cut), "-q"), capture_output=True, text=True, timeout=300, check=False)
+    wait_for(lambda: free(cut))
+    alone = finish([sys.executable, "-m", "posterity", "resume", str(cut), "-q"])
+    assert alone.returncode == 2, alone.stderr
+    assert "torchrun --standalone --nproc-per-node 2 -m posterity resume" in alone.stderr
+    done = finish([*TORCHRUN, "-m", "posterity", "resume", str(cut), "-q"])
     assert done.returncode == 0, done.stderr
     (left, lines), (right, others) = remains(cut), remains(whole)
     assert lines == others
@@ -96,92 +101,19 @@ def free(out: Path) -> bool:
         return False
 
 
-@pytest.mark.everything  # tests/cli/test_launch.py has the rule, with processes that import nothing
-@several
-def test_what_the_user_did_wrong_is_told_once(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / run_folder.CONFIG).write_text("rounds = 1\n")
-    done = subprocess.run(run_command(tmp_path / "run", 2), capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 2
-    assert done.stderr.count("already holds a run") == 1
-    assert "Traceback" not in done.stderr
+def test_a_run_that_was_shared_out_goes_on_in_as_many_processes(tmp_path):
+    result = posterity.run(method="fedavg", dataset="digits", clients=4, rounds=1, subset="10%", out=tmp_path / "run")
+    path = tmp_path / "run" / run_folder.RUN
+    facts = {name: value for name, value in files.read_json(path).items() if name != "status"}
+    files.write_json(path, {**facts, "processes": 3})
+    with pytest.raises(ValueError, match=r"among 3 processes, and here are 1: .*torchrun .*-per-node 3 -m posterity"):
+        run.resume_run(result.folder)
 
 
-@pytest.mark.everything
-@several
-def test_what_only_another_process_complains_about_is_shown(tmp_path):
-    (tmp_path / "odd.py").write_text(
-        "import os\nfrom dataclasses import dataclass\nfrom posterity.methods.fedavg import FedAvg\n\n"
-        "@dataclass(frozen=True)\nclass Odd(FedAvg):\n"
-        "    def init(self, model, params, facts):\n"
-        "        if os.environ.get('RANK') == '1':\n"
-        "            raise ValueError('the second process is odd')\n"
-        "        return super().init(model, params, facts)\n"
-    )
-    words = ["run", "--method", "odd:Odd", "--dataset", "digits", "--rounds", "1", "--engine", "processes", "-q"]
-    done = subprocess.run(command(*words), capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.count("the second process is odd") == 1
+def test_a_broken_exchange_is_a_sentence(monkeypatch):
+    def broken(*given):
+        raise RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer\nmore")
 
-
-@pytest.fixture
-def started(monkeypatch):
-    """Workers are noted, not started."""
-    noted: list[int] = []
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr(launch, "start_workers", lambda size: noted.append(size) or 0)
-    return noted
-
-
-@pytest.mark.parametrize(
-    ("words", "cores", "message"),
-    [
-        (["run", "--store", "disk"], 4, "belong to one process"),
-        (["run"], 1, "needs two cores or more"),
-        (["run", "--device", "cuda"], 4, "use torchrun"),
-        (["compare"], 4, "a run for each core"),
-    ],
-)
-def test_where_processes_cannot_work_the_reason_is_told(call, started, monkeypatch, words, cores, message):
-    monkeypatch.setattr(launch, "count_cores", lambda: cores)
-    code, _, complaint = call(*words, "--engine", "processes", "--rounds", "1", "--quiet")
-    assert (code, started) == (2, [])
-    assert message in complaint
-
-
-@pytest.mark.parametrize(
-    ("engine", "status", "expected"),
-    [
-        ("processes", "running", 2),
-        ("processes", "finished", 1),
-        ("graph", "running", 1),  # the user may have shared it out, and may do so again
-    ],
-)
-def test_resume_starts_as_many_as_there_are_cores(monkeypatch, tmp_path, engine, status, expected):
-    monkeypatch.setattr(launch, "count_cores", lambda: 2)
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    made(tmp_path, engine, status)
-    assert launch.processes_before(tmp_path) == expected
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert launch.processes_before(tmp_path) == 1  # this is one of them
-
-
-def made(path: Path, engine: str, status: str) -> Path:
-    path.mkdir(exist_ok=True)
-    (path / run_folder.CONFIG).write_text(f'engine = "{engine}"\n')
-    files.write_json(path / run_folder.RUN, {"status": status})
-    return path
-
-
-def test_resume_says_what_to_do_where_it_cannot(call, monkeypatch, tmp_path):
-    monkeypatch.setattr(launch, "count_cores", lambda: 2)
-    made(tmp_path / "all", "auto", "running")
-    (tmp_path / "all" / "one").mkdir()
-    made(tmp_path / "all" / "one" / "deep", "processes", "running")
-    code, _, complaint = call("resume", str(tmp_path / "all"))
-    assert code == 2
-    assert "go on with it first" in complaint
-
-
-def test_cores_are_those_that_may_be_used():
-    assert 1 <= launch.count_cores() <= (os.cpu_count() or 1)
+    monkeypatch.setattr(dist, "all_gather", broken)
+    with pytest.raises(PeerLost, match=r"another of the processes .*posterity resume.*Connection closed by peer\)$"):
+        Processes(0, 2).all_gather(1.0)

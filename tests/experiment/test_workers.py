@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from posterity.experiment import workers
-from posterity.experiment.workers import Task, WorkerLost, start_workers
+from posterity.experiment.workers import Task, WorkerLost, describe_end, start_workers
 from posterity.settings.config import Config
 
 # A worker that needs no PyTorch: it does what the task's title says.
@@ -106,7 +106,7 @@ def test_whatever_interrupts_leaves_no_process():
 ORPHANS = """
 import sys, time
 from posterity.experiment.workers import start_workers
-stub = "import time; from posterity.engine.parent import become_worker as become; become(); print('{}', flush=True)"
+stub = "import time; from posterity.experiment import workers; workers.become_worker(); print('{}', flush=True)"
 stub += "; time.sleep(600)"
 with start_workers(2, 1, [sys.executable, "-c", stub]) as processes:
     for process in processes:
@@ -141,6 +141,13 @@ def wait_until(condition) -> None:
     while not condition():
         assert time.monotonic() < end, "nothing happened for two minutes"
         time.sleep(0.02)
+
+
+def test_ends_in_words():
+    assert describe_end(3) == "ended with exit code 3"
+    assert describe_end(-15) == "was killed by SIGTERM"
+    assert "memory" in describe_end(-9)
+    assert describe_end(-1000) == "was killed by signal 1000"
 
 
 def test_a_task_travels_as_text():
