@@ -256,6 +256,7 @@ class Method(Protocol):
         differences: names of its means that hold how far leaves moved, and not where they are
         class_statistics: what it gathers class by class, by its name in `kept`, and the parts of its message that are
             made of it; classes of too few samples are taken out before `message` (`wrapper.py`)
+        secret: whether it protects clients by what its server draws (`+dp`)
     """
 
     label: ClassVar[str]
@@ -265,6 +266,7 @@ class Method(Protocol):
     adaptation: ClassVar[int] = 1
     differences: ClassVar[tuple[str, ...]] = ()
     class_statistics: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    secret: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -53,14 +53,9 @@ SECRET = "server.secret"  # in the server's folder
 
 
 # --- what is drawn ---------------------------------------------------------------------------------------------------
-def is_secret(method: Any) -> bool:
-    """Whether a method, or one that it wraps, protects clients by what the server draws."""
-    return getattr(method, "secret", False) or (hasattr(method, "inner") and is_secret(method.inner))
-
-
 def read_key(folder: Path, method: Any, seed: int, begun: bool) -> Tensor:
     """The key of what a run's server draws: of its seed, or of its secret, which one that has `begun` still has."""
-    if not is_secret(method):
+    if not method.secret:
         return make_key(seed)
     path = folder / SECRET
     if begun and not path.exists():
@@ -244,7 +239,7 @@ class Server:
             why = str(error)
         if why:
             return self.state, engine.rolled_back(log, engine.unusable(why))
-        suspicious = engine.has_grown(after, self.state) and not is_secret(self.agreement.method)
+        suspicious = engine.has_grown(after, self.state) and not self.agreement.method.secret
         if suspicious and not engine.goes_on(log, self.tried(request, after)):
             return self.state, engine.rolled_back(log, engine.STUCK)
         names = {number: name for name, number in self.roster.numbers.items()}

@@ -24,10 +24,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
 from posterity import core
-from posterity.methods.fedper import Shared, State, split
+from posterity.methods.fedper import FedPer, State
 
 AUTHORS_TRAINING = core.Training(lr=0.01, epochs=1, batch=10, momentum=0.5, weight_decay=1e-4)
 
@@ -47,18 +45,15 @@ class FedRep(core.Method):
     )
     loss: core.Loss = core.fit  # of the base phase; a wrapper may replace it
 
+    offer = FedPer.offer
+    join = FedPer.join
+    start = FedPer.start
+    message = FedPer.message
+    combine = FedPer.combine  # (3)
+
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         core.require_two_parts(params, model, "FedRep")
         return State(params, model.head_names)
-
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
-        return Shared(split(state.params, state.head)[0]), ()
-
-    def join(self, here: core.Here) -> core.Personal:
-        return split(here.initial, here.model.head_names)[1]
-
-    def start(self, here: core.Here) -> core.Params:
-        return {n: here.personal.get(n, here.shared.base.get(n)) for n in here.initial}
 
     def head_phase(self, epochs: int) -> tuple[core.Pass, ...]:
         if not epochs:
@@ -70,10 +65,3 @@ class FedRep(core.Method):
 
     def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
         return self.head_phase(epochs)
-
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
-        base, head = split(carry.params, here.model.head_names)
-        return core.weighted(base, here), head
-
-    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
-        return State(core.averaged(state.params, total), state.head)  # (3)

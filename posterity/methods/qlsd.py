@@ -29,9 +29,8 @@ the sign where l > 0) and one norm a tensor; a tensor that is below the rounding
 released code quantises twice, mixes up two weight decays and starts memories at the parameters; none of that is here.
 Running statistics of batch norm are averaged by samples, and are not part of the target.
 
-In Elias' gamma code with signs a level l >= 0 takes 2 floor(log2(l + 1)) + 1 bits, and one for the sign where l > 0.
-First come the lengths of all levels in unary (as many zeros as the code has further digits, and a one), then all
-further digits and signs: as many bits as one code after the other, but arrays can be read at once.
+First come the lengths of all levels in unary (as many zeros as a code has further digits, and a one), then all further
+digits and signs: as many bits as one code after the other, but arrays can be read at once.
 """
 
 from __future__ import annotations

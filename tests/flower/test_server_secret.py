@@ -10,7 +10,7 @@ import torch
 from posterity.core.random import make_key
 from posterity.core.tree import tree_leaves
 from posterity.flower.experiment import open_server, run_experiment
-from posterity.flower.server import SECRET, Server, is_secret, read_key
+from posterity.flower.server import SECRET, Server, read_key
 from posterity.methods import build
 from posterity.methods.wrappers import dp
 
@@ -116,7 +116,7 @@ def test_without_its_secret_a_run_does_not_go_on(tmp_path):
 
 
 def test_only_a_method_that_protects_has_a_secret(tmp_path):
-    assert [is_secret(build(spec)) for spec in ("fedavg+dp", "fedavg+dp+ft", "fedavg+clip", "fedavg")] == [
+    assert [build(spec).secret for spec in ("fedavg+dp", "fedavg+dp+ft", "fedavg+clip", "fedavg")] == [
         True, True, False, False,
     ]  # fmt: skip
     config = configuration("fedavg", rounds=1, evaluate_every=2)

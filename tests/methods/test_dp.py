@@ -96,7 +96,7 @@ def test_a_method_that_sends_nothing():
 
 def test_other_kinds_are_refused_by_name():
     federation = points(EQUAL)
-    with pytest.raises(ValueError, match=r"\+dp bounds .* 'params' as a LogMean"):
+    with pytest.raises(ValueError, match=r"\+dp bounds .* 'params' as another LogMean"):
         Run(Private(FedMAP(TRAINING)), federation, mlp(federation)).rounds(1)
 
 
@@ -142,11 +142,11 @@ def test_what_is_told(monkeypatch):
     monkeypatch.setattr("posterity.methods.wrappers.dp.epsilon", lambda *args: asked.append(args) or 2.5)
     (told,) = Private(FedAvg(), noise=1.5).announce(PLAN)
     assert "ε = 2.5, δ = 0.024" in told  # 30^-1.1
-    assert "10 rounds with 30 clients, all in every round" in told
+    assert "10 rounds with 30 of 30 clients, counted as if all took part" in told
     (told,) = Private(FedAvg(), cohort=6.0, delta=1e-3).announce(Plan(30, 10, 6.0))
-    assert "as if all took part in all rounds" in told
+    assert "with 6 of 30 clients, counted as if all took part" in told
     (told,) = Private(FedAvg(), cohort=9.0).announce(Plan(30, 10, 9.0, 0.3))
-    assert "probability 0.3, drawn in secret" in told
+    assert "with 9 of 30 clients, drawn in secret" in told
     assert asked == [(1.5, 30**-1.1, 10, None, 30), (1.0, 1e-3, 10, None, 30), (1.0, 30**-1.1, 10, 0.3, 30)]
 
 
@@ -156,7 +156,7 @@ def test_a_run_tells_it(tmp_path):
 
     start_run(Config(**SMALL, clients=20), tmp_path / "run")
     (told,) = [note for note in read_json(tmp_path / "run" / "run.json")["notes"] if note.startswith("+dp")]
-    assert "after 1 rounds with 20 clients" in told
+    assert "after 1 rounds with 20 of 20 clients" in told
 
 
 def test_bad_hyper_parameters():

@@ -26,7 +26,6 @@ take differences for parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,25 +75,14 @@ def shortened(value: core.Tree, start: core.Tree, bound: float) -> tuple[core.Tr
 
 def check_kind(name: str, part: Any, suffix: str) -> core.Mean | core.Sum:
     """The part of a message, if its length says how far it can move the total."""
-    kind = type(part).__name__
-    if not isinstance(part, (core.Mean, core.Sum)):
-        raise ValueError(f"{suffix} bounds messages that are a Mean or a Sum; this method sends {name!r} as a {kind}, "
-                         f"whose length does not say how far it moves the total. Leave {suffix} out")  # fmt: skip
-    if isinstance(part, core.Mean) and not (isinstance(part.weight, Tensor) and part.weight.dim() == 0):
-        raise ValueError(f"{suffix} bounds means with one weight for all leaves; this method sends {name!r} with a "
-                         f"weight for every number. Leave {suffix} out")  # fmt: skip
-    if not all(leaf.is_floating_point() for leaf in core.tree_leaves(part.value)):
-        raise ValueError(f"{suffix} shortens real numbers; this method sends whole numbers as {name!r}. "
-                         f"Leave {suffix} out")  # fmt: skip
-    return part
-
-
-def layers(method: Any) -> Iterator[Any]:
-    """A method and those that it wraps, from the outside in."""
-    yield method
-    while hasattr(method, "inner"):
-        method = method.inner
-        yield method
+    mean = isinstance(part, core.Mean) and isinstance(part.weight, Tensor) and part.weight.dim() == 0
+    real = all(leaf.is_floating_point() for leaf in core.tree_leaves(getattr(part, "value", ())))
+    if (mean or isinstance(part, core.Sum)) and real:
+        return part
+    raise ValueError(
+        f"{suffix} bounds sums, and means with one weight, of real numbers; this method sends {name!r} as another "
+        f"{type(part).__name__}, whose length does not say how far it moves the total. Leave {suffix} out"
+    )
 
 
 @dataclass(frozen=True)
@@ -107,7 +95,7 @@ class Clip(core.Wrapper):
 
     def __post_init__(self) -> None:
         core.check_fields(self)
-        if any(getattr(layer, "secret", False) for layer in layers(self.method)):
+        if self.method.secret:
             raise ValueError("+clip behind +dp would measure what was shortened already, and from another origin: ε "
                              "would not hold. Write +clip before +dp, or leave it out")  # fmt: skip
 

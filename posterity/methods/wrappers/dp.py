@@ -174,16 +174,12 @@ class Private(core.Wrapper):
         spent = epsilon(self.noise, delta, plan.rounds, plan.chance, able)
         if math.isinf(spent):
             return "+dp without noise: contributions are shortened, and nothing is private (ε = ∞)"
-        if plan.chance is not None:
-            how = f"each in a round with probability {plan.chance:g}, drawn in secret"
-        elif plan.cohort < plan.clients:
-            how = f"{plan.cohort:g} a round, counted as if all took part in all rounds (a fixed number)"
-        else:
-            how = "all in every round"
-        return (f"+dp: ε = {spent:.3g}, δ = {delta:.2g} for each client as a whole, after {plan.rounds} rounds with "
-                f"{plan.clients} clients, {how} (noise {self.noise:g}, bound {self.bound:g}); this is about the "
-                "server's model, not about losses, scores and sizes of cohorts that a run writes; personal records "
-                "never leave their client")  # fmt: skip
+        how = "counted as if all took part" if plan.chance is None else "drawn in secret"
+        return (
+            f"+dp: ε = {spent:.3g}, δ = {delta:.2g} for each client as a whole, after {plan.rounds} rounds with "
+            f"{plan.cohort:g} of {plan.clients} clients, {how} (noise {self.noise:g}, bound {self.bound:g}); "
+            "this is about the server's model, not about losses, scores and sizes of cohorts that a run writes"
+        )
 
 
 # --- what a client sends, with noise ----------------------------------------------------------------------------------
