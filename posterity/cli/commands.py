@@ -307,10 +307,9 @@ def write_new_method(
 @with_only({
     "method": argument(str, "a method or package.module:Class", words=flags.complete_method),
     "model": option(str, "mlp", "network to check it with (default: mlp)", panel=None),
-    "json": option(bool, False, "print one JSON list and nothing else", "--json", panel=None),
 })  # fmt: skip
-def check(method: str, model: str, json: bool) -> None:
+def check(method: str, model: str) -> None:
     from posterity.cli.listing import print_verdicts
 
-    if not print_verdicts(method, model, json):
+    if not print_verdicts(method, model):
         raise typer.Exit(1)

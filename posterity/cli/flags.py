@@ -61,7 +61,6 @@ COMPLETED = {"method": complete_method, "dataset": complete_dataset}
 RUNNING, OUTPUT = "Running", "Output"
 PANELS = ("Data", "Training", RUNNING, "Machine", OUTPUT)  # as `--help` has them
 WORDS = {int: "INTEGER", float: "FLOAT", str: "TEXT", bool: "BOOLEAN"}
-ROOM = 20  # characters of a choice that a help of 80 columns has room for beside the flag
 
 
 def option(
@@ -94,12 +93,10 @@ def config_flags(leave_out: tuple[str, ...] = ()) -> dict[str, Flag]:
 
 def _flag(knob: Knob) -> Flag:
     panel = USES[knob.name].role.capitalize()
-    choice = f"[{'|'.join(knob.choices)}]"
-    wide = bool(knob.choices) and len(choice) > ROOM
-    doc = knob.doc + (f": {', '.join(knob.choices)}" if wide else "")
+    doc = knob.doc + (f": {', '.join(knob.choices)}" if knob.choices else "")
     doc += "" if knob.default is None else f" (default: {knob.default})"
     kinds = typing.get_args(knob.kind) if isinstance(knob.kind, types.UnionType) else (knob.kind,)
-    metavar = choice if knob.choices and not wide else next(WORDS[kind] for kind in kinds if kind in WORDS)
+    metavar = next(WORDS[kind] for kind in kinds if kind in WORDS)
     words = COMPLETED.get(knob.name) or (starting(knob.choices) if knob.choices else None)
     return option(str | None, None, doc, panel=panel if panel in PANELS else RUNNING, metavar=metavar, words=words)
 

@@ -20,7 +20,6 @@ from types import FrameType
 GRACE = 1.0  # seconds that a command has to end by itself
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MARKS = ("config.toml", "comparison.json")  # a folder with one of these can be gone on with
-COLUMNS = ("*", "tables/*/*")  # of a table, and of the tables that a figure is drawn from
 TUNING = "tuning.json"  # a search, which goes on when it is asked for again
 _written: list[Path] = []  # the folder of the command
 _told: list[int] = []  # the signal of which it was said that it stopped the command
@@ -46,8 +45,7 @@ def how_to_go_on() -> str:
         size = os.environ.get("WORLD_SIZE", "1")
         start = "posterity" if size == "1" else f"torchrun --standalone --nproc-per-node {size} -m posterity"
         return f"go on with: {start} resume {shlex.quote(str(folder))}{' --trust' * needs_trust(folder)}"
-    begun = any(plan for depth in COLUMNS for plan in folder.glob(f"{depth}/comparison.json"))
-    if (folder / TUNING).exists() or begun:
+    if (folder / TUNING).exists() or any(folder.rglob("comparison.json")):  # a column of a table has one, too
         return f"give the same command again with --out {shlex.quote(str(folder))}: what is finished is not repeated"
     return "nothing was written yet: give the same command again"
 

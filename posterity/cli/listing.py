@@ -8,7 +8,6 @@ in `terminal.py`.
 from __future__ import annotations
 
 import inspect
-import json as as_json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -281,14 +280,9 @@ def unseen_note(federation: Federation) -> tuple[str, ...]:
             "means over clients, weighted by their training rows",)  # fmt: skip
 
 
-def print_verdicts(method: str, model: str, json: bool) -> bool:
+def print_verdicts(method: str, model: str) -> bool:
     """Run the laws on a method, each shown as soon as it is known; whether all hold."""
     made = methods.build(method)
-    if json:
-        verdicts = laws.check(made, model)
-        told = [{"law": v.law, "held": v.held, "detail": v.detail, "follows": v.follows} for v in verdicts]
-        print(as_json.dumps(told))
-        return all(v.held for v in verdicts)
     say(f"{method} with {model}: {len(laws.LAWS)} laws, from cause to consequence")
     verdicts = laws.check(made, model, watch=_print_verdict)
     broken = [v.law for v in verdicts if not v.held and not v.follows]
@@ -317,15 +311,10 @@ def tune_all(
     budget = Budget(trials, tuple(seeds), search_seed)
     suggest = parzen(budget.seeds, search_seed)
     path = tune(config, names, budget, folder, suggest, tell=(lambda line: None) if quiet else say)
-    print_tuned(path)
-    say(f"use it: posterity compare --tuned {path} --methods {','.join(names)} (with seeds that did not choose it)")
-
-
-def print_tuned(path: Path) -> None:
-    """What was chosen, beside the defaults' scores."""
     rows = ((name, f"{each['value']:.4g}", f"{each['default']:.4g}", f"{each['trial']} of {each['trials']}",
              told(each["set"])) for name, each in read_toml(path)["methods"].items())  # fmt: skip
     print_rows("Tuned", ("Method", "validation", "with defaults", "trial", "chosen"), rows)
+    say(f"use it: posterity compare --tuned {path} --methods {','.join(names)} (with seeds that did not choose it)")
 
 
 def take_tuned(names: Sequence[str], config: Config, path: Path) -> list[str]:

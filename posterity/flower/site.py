@@ -159,7 +159,8 @@ def _leave(site: ClientSite, asked: ClientQuestion, data: bytes) -> bytes:
     rows = len(found.mine.rows["train"])
     behind = {} if factor is None else dict.fromkeys((name.split("/")[0] for name, _ in tree_named(factor)), rows)
     write_sent(site.place, describe_reply(reply, round, {}, behind))
-    write_left(site.place, round)
+    about = {"client": site.place.name, "experiment": site.place.parent.name, "round": round}
+    write_json(site.place / LEFT, about)  # for whoever asks at the site
     return reply
 
 
@@ -226,11 +227,6 @@ def seal_wish(place: Path) -> bool:
 def left_in(place: Path) -> int:
     """The round in which this client said that it leaves; 0: it has not."""
     return int(read_json(place / LEFT).get("round", 0)) if (place / LEFT).exists() else 0
-
-
-def write_left(place: Path, round: int) -> None:
-    """What the client said when it left, for whoever asks at the site."""
-    write_json(place / LEFT, {"client": place.name, "experiment": place.parent.name, "round": round})
 
 
 def find_place(folder: Path) -> Path:

@@ -29,8 +29,6 @@ def test_check_stops_at_a_typo_and_says_where(call):
     assert "fedfoo.py, line 70, in message: `return wieghted(carry.params, here), ()` raised NameError" in out
     assert f"{len(LAWS) - 1} not tried: mend 'runs' first" in out
     assert len(out.splitlines()) < 10
-    code, out, _ = call("check", "fedfoo:Fedfoo", "--json")
-    assert (code, json.loads(out)[0]["law"], json.loads(out)[1]["follows"]) == (1, "runs", "runs")
 
 
 @pytest.mark.parametrize("engine", ["auto", "oracle"])

@@ -15,6 +15,7 @@ from rich.console import Console
 from posterity import data
 from posterity.cli import listing
 from posterity.cli import terminal as show
+from posterity.laws import LAWS
 
 SMALL = ["--dataset", "digits", "--clients", "5", "--rounds", "2", "--subset", "20%", "--quiet"]
 
@@ -188,20 +189,18 @@ def test_a_method_outside_the_package_runs_and_keeps_the_laws(call):
     code, out, _ = call("run", "--method", "fedfoo:Fedfoo+ft", "--set", "pull=0.5", *SMALL)
     assert code == 0
     assert "Fedfoo-FT" in out
-    code, out, _ = call("check", "fedfoo:Fedfoo", "--json")
-    verdicts = json.loads(out)
+    code, out, _ = call("check", "fedfoo:Fedfoo")
     assert code == 0
-    assert len(verdicts) >= 15
-    assert all(v["held"] for v in verdicts)
+    assert f"{len(LAWS)} of {len(LAWS)} laws hold" in out
     spoilt = Path("fedfoo.py").read_text().replace("class Fedfoo", "class Fedbad").replace(
         "        return weighted(carry.params, here), ()",
         "        import torch\n\n        noisy = {n: p + torch.rand(1).item() for n, p in carry.params.items()}\n"
         "        return weighted(noisy, here), ()",
     )  # fmt: skip
     Path("fedbad.py").write_text(spoilt)
-    code, out, _ = call("check", "fedbad:Fedbad", "--json")
+    code, out, _ = call("check", "fedbad:Fedbad")
     assert code == 1
-    assert not all(v["held"] for v in json.loads(out))
+    assert f"of {len(LAWS)} laws hold, " in out
 
 
 OUTSIDE = {
