@@ -36,9 +36,9 @@ def refuse_repeated(command: Any, words: list[str]) -> None:
             continue
         given = [i for i, word in enumerate(words) if word.partition("=")[0] in flag.opts]
         if len(given) > 1:
-            lists = "; it takes several, with commas between them" if "…" in str(flag.metavar) else ""
-            raise ValueError(f"{flag.opts[0]} was given {len(given)} times, and only the last would count: give it "
-                             f"once{lists}.")  # fmt: skip
+            raise ValueError(
+                f"{flag.opts[0]} was given {len(given)} times, and only the last would count: give it once"
+            )
 
 
 def say_remarks() -> None:

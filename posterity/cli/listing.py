@@ -159,10 +159,8 @@ def _print_source(dataset: Dataset, source: DataSource, folder: Path | None) -> 
             say("    " + ", ".join(fact for fact in facts if fact))
     home = folder or Path(f"${VARIABLE}")
     say_sentence(f"Put them into one of: {', '.join(str(home / name) for name in source.folders)}")
-    if folder is None:
-        say_sentence(f"No data folder is given: set the environment variable {VARIABLE}, or pass --data-dir")
-    elif not os.path.isdir(folder):
-        say_sentence(f"The data folder {folder} does not exist: create it, or point {VARIABLE} or --data-dir elsewhere")
+    if folder is None or not os.path.isdir(folder):
+        say_sentence(f"There is no data folder: set the environment variable {VARIABLE}, or pass --data-dir")
     if source.advice:
         say_sentence(f"Also: {source.advice}")
     found = find_form(source, folder)

@@ -60,7 +60,10 @@ def predict_file(
     outputs: list[list[float]] = [[] for _ in owners]
     for who in sorted(set(owners)):
         rows = [i for i, owner in enumerate(owners) if owner == who]
-        for i, output in zip(rows, _answers(result, who, asked.x[rows], show), strict=True):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the note is printed once, for all clients
+            found = result.predict_proba(who, asked.x[rows], show=show).double().cpu()
+        for i, output in zip(rows, as_numbers(found, told.task == "regression"), strict=True):
             outputs[i] = output
     names = [told.names[k] for k in owners]
     if unknown := [name for name, values in zip(names, outputs, strict=True) if np.isnan(values).any()]:
@@ -150,14 +153,6 @@ def _owners(path: Path, asked: FileRows, client: str | None, column: str, told: 
             where = "--client" if client is not None else f"{path}, row {row}"
             raise DataError(f"{where}: there is no client {name!r} in this run; {nearest(name, told.names)}")
     return [names[name] for name in given]
-
-
-def _answers(result: Result, client: int, x: Array, show: str) -> list[list[float]]:
-    """Probabilities of each class, or mean and standard deviation, of one client's rows."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the note is printed once, for all clients
-        found: Tensor = result.predict_proba(client, x, show=show).double().cpu()
-    return as_numbers(found, result.setup.sim.federation.task == "regression")
 
 
 def as_numbers(found: Tensor, regression: bool) -> list[list[float]]:

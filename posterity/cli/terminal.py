@@ -17,6 +17,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column as RichColumn
 from rich.table import Table
@@ -192,7 +193,7 @@ def print_table(folder: Path, show: str, output: Output | None = None) -> None:
     rows, every, missing = choose_columns(folder, output)
     shown = every if output.wide or output.metrics else fitting(rows, every)
     table = make_table(rows, shown, len(shown) == len(every))
-    print_uncut(table, _width(table))
+    print_uncut(table, measured(table).maximum)
     keys = {c.key for c in shown}
     left = [c.key for c in every if c.key not in keys]
     comparison = main_comparison(rows)
@@ -212,24 +213,19 @@ def fitting(rows: Sequence[Row], every: Sequence[Column]) -> list[Column]:
     """All columns where there is room for them; else the few that answer the question, as far as they fit."""
     few = [c for c in every if not c.wide_only]
     for shown in (list(every), *(few[:count] for count in range(len(few), 1, -1))):
-        if _width(make_table(rows, shown, len(shown) == len(every))) <= console.width:
+        if measured(make_table(rows, shown, len(shown) == len(every))).maximum <= console.width:
             return shown
     return few[:1]
 
 
-def _width(table: Table) -> int:
-    """The characters that a table takes across if nobody cuts it."""
-    return console.measure(table, options=console.options.update(width=UNBOUND)).maximum
-
-
-def least_width(table: Table) -> int:
-    """The characters that a table takes across at least: where its names are folded, and no number is."""
-    return console.measure(table, options=console.options.update(width=UNBOUND)).minimum
+def measured(table: Table) -> Measurement:
+    """The characters that a table takes across: at least, with its names folded, and at most."""
+    return console.measure(table, options=console.options.update(width=UNBOUND))
 
 
 def print_uncut(table: Table, least: int | None = None) -> None:
     """Print a table; in a terminal that is narrower than `least` with lines that it breaks: no number is cut."""
-    least = least_width(table) if least is None else least
+    least = least or measured(table).minimum
     place = console if least <= console.width else Console(width=least)
     place.print(table)
 

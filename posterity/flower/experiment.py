@@ -47,10 +47,7 @@ from posterity.runs.lines import LostLine, NoteLine, to_json
 from posterity.settings.config import Config, to_toml
 
 WAIT = 600.0  # seconds until enough sites are there
-SINGLE = (
-    "min_count = 1: what sites say about a class, and their scores, may be of a single sample; min_count = 5 sends "
-    "nothing that is of fewer samples than that"
-)
+SINGLE = "min_count = 1: what sites say about a class, and their scores, may be of one sample; min_count = 5 keeps it"
 
 
 def run_experiment(
@@ -231,8 +228,8 @@ def finish(server: Server) -> None:
     if here:
         server.note(f"{', '.join(map(repr, here))}: the final model has arrived")
     if server.lacking:
-        server.note(f"the run has ended, and {', '.join(map(repr, server.lacking))} did not answer to the final model: "
-                    "start the run again when these sites are back, and only they are asked")  # fmt: skip
+        silent = ", ".join(map(repr, server.lacking))
+        server.note(f"{silent} did not answer to the final model: start the run again when they are back")
     server.finished = True
 
 

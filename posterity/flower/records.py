@@ -23,8 +23,7 @@ from posterity.flower.sent import SiteError
 from posterity.runs.folder import read_saved, restore, save_checkpoint
 
 TOP = "record"
-CHANGED = ("its data are not those that it was trained on before: the site must put its old file back, or take part as "
-           "another client")  # fmt: skip
+CHANGED = "its data are not those that it was trained on before: put the old file back, or give it another name"
 
 
 @dataclass(frozen=True)
@@ -53,10 +52,7 @@ class RecordFiles:
         if facts.get("fingerprint") != self.fingerprint:
             raise ValueError(f"{path} is of another experiment than this {self.experiment!r}: give it another name")
         if self.data and facts["data"] != self.data:
-            raise SiteError(
-                f"the data of client {self.client!r} are not those that {path} was trained on: put the old file back, "
-                "or let the new one take part as another 'client'", CHANGED,
-            )  # fmt: skip
+            raise SiteError(f"client {self.client!r}: its data are not those that {path} was trained on", CHANGED)
         return restore(like, leaves, TOP)
 
     def write(self, record: Personal, round: int, needed: Iterable[int]) -> None:

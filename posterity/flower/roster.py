@@ -111,14 +111,9 @@ class Roster:
                 self.remarks.append(f"{client.name!r} came late and cannot take part: its samples are of "
                                     f"{client.kind.facts()}, those of the experiment of {kind.facts()}")  # fmt: skip
                 continue
-            does = "it takes part from now on"
-            if client.newcomer:
-                does = "it is a newcomer"
-            elif not grows:
-                does = (
-                    "the method's state is of those who were there at first, so it is scored and adapts, as a newcomer"
-                )
-            self.clients[client.name] = replace(client, newcomer=client.newcomer or not grows)
+            trains = grows and not client.newcomer
+            does = "it takes part from now on" if trains else "it is scored and adapts, as a newcomer"
+            self.clients[client.name] = replace(client, newcomer=not trains)
             self.numbers[client.name] = max(self.numbers.values(), default=-1) + 1
             self.remarks.append(f"{client.name!r} came late: {does}")
 

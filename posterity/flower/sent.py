@@ -113,13 +113,13 @@ def summarise_sent(lines: Sequence[Line]) -> list[Line]:
     found: dict[str, list[Line]] = {}
     for line in lines:
         found.setdefault(line["leaf"], []).append(line)
-    return [_summary(leaf, every) for leaf, every in found.items()]
-
-
-def _summary(leaf: str, lines: list[Line]) -> Line:
-    rounds, counts = [line["round"] for line in lines], [line["count"] for line in lines if line["count"]]
-    size, span = sum(line["bytes"] for line in lines), [min(rounds), max(rounds)]
-    return {"leaf": leaf, "times": len(lines), "rounds": span, "bytes": size, "count": min(counts, default=None)}
+    told = []
+    for leaf, every in found.items():
+        rounds, counts = [line["round"] for line in every], [line["count"] for line in every if line["count"]]
+        size, span = sum(line["bytes"] for line in every), [min(rounds), max(rounds)]
+        least = min(counts, default=None)
+        told.append({"leaf": leaf, "times": len(every), "rounds": span, "bytes": size, "count": least})
+    return told
 
 
 def write_sent(place: Path, lines: list[Line]) -> None:

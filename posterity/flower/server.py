@@ -100,7 +100,9 @@ class Server:
         self.look()
         number = self.round + 1
         request = RoundQuestions(self.agreement, self.state, number, self.cohort(number), self.points(number))
-        notes = self.shortage()
+        wanted, able = self.participation.count or 0, len(self.roster.able)
+        note = f"participation = {wanted} was asked for, and {able} clients can train: all of them are asked"
+        notes = (note,) if wanted > able else ()
         visited, scores = self.gather(request)
         visited.refused += [engine.Refusal(self.roster.numbers[name], LEAVES) for name in self.leaving]
         self.state, log = self.close_round(request, visited)
@@ -124,12 +126,6 @@ class Server:
         drawn = self.participation.at_most(len(able)).draw(numbers, self.key, round).tolist()
         chosen = [client for client in able if self.roster.numbers[client.name] in drawn]
         return tuple(client.name for client in sorted(chosen, key=lambda client: -client.train))
-
-    def shortage(self) -> tuple[str, ...]:
-        """What a round's line notes where fewer clients are left than are to take part."""
-        wanted, able = self.participation.count or 0, len(self.roster.able)
-        note = f"participation = {wanted} was asked for, and {able} clients can train: all of them are asked"
-        return (note,) if wanted > able else ()
 
     def gather(self, request: RoundQuestions) -> tuple[engine.Accumulator, ScoresByName]:
         """The sum of a round's messages and its scores; with too few, those who are missing are asked again."""

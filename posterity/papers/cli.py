@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from posterity.cli.terminal import console, label, least_width, print_uncut, ruled_table, say, say_sentence
+from posterity.cli.terminal import console, label, measured, print_uncut, ruled_table, say, say_sentence
 from posterity.papers import page as pages
 from posterity.papers import runs as made
 from posterity.papers.figures import draw_figure, figures, is_figure
@@ -136,7 +136,7 @@ def show_table(recipe: Recipe, found: Gathered) -> None:
 def _print_cell(cell: RecipeCell, found: Sequence[Entry]) -> bool:
     """A column of the paper's table; whether it shows the seconds, for which a narrow terminal has no room."""
     timed = _terminal(cell, found, timed=any(each.seconds for each in found))
-    fits = least_width(timed) <= console.width
+    fits = measured(timed).minimum <= console.width
     print_uncut(timed if fits else _terminal(cell, found, timed=False))
     return fits
 

@@ -22,7 +22,7 @@ def test_every_dataset_says_where_it_comes_from(call, monkeypatch, name):
     else:
         assert "Official source: http" in flat(out)
         assert "Put them into one of: $POSTERITY_DATA" in flat(out)
-        assert "No data folder is given: set the environment variable POSTERITY_DATA, or pass --data-dir" in flat(out)
+        assert "There is no data folder: set the environment variable POSTERITY_DATA, or pass --data-dir" in flat(out)
 
 
 def test_files_with_size_checksum_and_place(call, tmp_path):
@@ -40,7 +40,7 @@ def test_files_with_size_checksum_and_place(call, tmp_path):
 
 def test_a_folder_or_a_name_that_is_not_there(call, tmp_path):
     out = flat(call("datasets", "femnist", "--data-dir", str(tmp_path / "nowhere"))[1])
-    assert "does not exist: create it, or point POSTERITY_DATA or --data-dir elsewhere" in out
+    assert "There is no data folder: set the environment variable POSTERITY_DATA" in out
     assert "nothing yet: no form is there completely" in out
     code, _, complaint = call("datasets", "cifar")
     assert (code, "did you mean 'cifar10'" in flat(complaint)) == (2, True)

@@ -74,7 +74,7 @@ def test_a_state_that_cannot_grow_serves_the_late_one_as_a_newcomer(tmp_path):
     assert read_json(tmp_path / "server" / "run.json")["federation"]["newcomers"] == 1
     assert scored == {"received", "adapted"}
     assert "client 3" not in server.counted
-    assert any("so it is scored and adapts, as a newcomer" in line.get("text", "") for line in lines)
+    assert any("it is scored and adapts, as a newcomer" in line.get("text", "") for line in lines)
 
 
 @pytest.mark.parametrize("spec", sorted({*methods.available(), "fedavg+metavd", "fedavg+dp", "fedavg+clip"}))

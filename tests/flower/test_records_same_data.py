@@ -94,7 +94,7 @@ def test_predictions_are_those_of_the_file_that_was_trained_on(tmp_path):
     assert predict_rows(site, federation, torch.zeros(1, 2)).round == 1
     edit(tmp_path / "y.csv", CHANGES["a row more"])
     federation, site = open_site(tmp_path, "y")
-    with pytest.raises(ValueError, match=r"the data of client 'y' are not those that .* was trained on"):
+    with pytest.raises(ValueError, match=r"client 'y': its data are not those that .* was trained on"):
         predict_rows(site, federation, torch.zeros(1, 2))
 
 
@@ -120,5 +120,5 @@ def test_a_record_says_which_data_it_was_trained_on(tmp_path):
     record = {"head": torch.arange(3.0)}
     RecordFiles(tmp_path, "test", "x", "one", "mine").write(record, 5, ())
     assert torch.equal(RecordFiles(tmp_path, "test", "x", "one").read(record, 5)["head"], record["head"])
-    with pytest.raises(ValueError, match="the data of client 'x' are not those"):
+    with pytest.raises(ValueError, match="client 'x': its data are not those"):
         RecordFiles(tmp_path, "test", "x", "one", "others").read(record, 5)
