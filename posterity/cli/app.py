@@ -27,7 +27,7 @@ DEBUG = "POSTERITY_DEBUG"  # environment: show tracebacks
 
 
 def refuse_repeated(command: Any, words: list[str]) -> None:
-    """Refuse a flag with one value that was given twice: the first value would be forgotten without a word."""
+    """Refuse a flag with one value that was given twice."""
     while words and words[0] in getattr(command, "commands", {}):
         command, words = command.commands[words[0]], words[1:]
     words = words[: words.index("--")] if "--" in words else words
@@ -42,7 +42,7 @@ def refuse_repeated(command: Any, words: list[str]) -> None:
 
 
 def say_remarks() -> None:
-    """Print what the package warns of as one line: Python's own form adds a line of our code, which helps nobody."""
+    """Print what the package warns of as one line, without a line of our code."""
     usual = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,

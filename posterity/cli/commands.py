@@ -143,7 +143,7 @@ def _compare(
 
 
 def _at_once(device: str, jobs: int | None, together: bool | None) -> tuple[int, bool]:
-    """How many runs there are at once, and whether all seeds of a method are: as asked for, or as the device is."""
+    """How many runs there are at once, and whether all seeds of a method are."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     usual = cores if device == "cpu" else 1  # a process gains more than a thread
     return jobs or usual, device.startswith("cuda") if together is None else together

@@ -83,7 +83,7 @@ def argument(
 
 
 def config_flags(leave_out: tuple[str, ...] = ()) -> dict[str, Flag]:
-    """One flag per field; every flag defaults to None, so that only what the user gave overrides a file."""
+    """One flag per field; all default to None: only what was given overrides a file."""
     flags = {knob.name: _flag(knob) for knob in knobs(Config) if knob.name not in leave_out}
     settings = "a setting of the method (xi=50), of its training (local.momentum=0.9), model.* or data.*; repeatable"
     flags["set"] = option(list[str] | None, None, settings, panel="Training", metavar="NAME=VALUE")
@@ -198,7 +198,7 @@ class Output:
 
 
 def take_output(given: dict[str, Any]) -> tuple[Output, str | None]:
-    """What the flags of `SHOWN` say, taken out of all that were given; and the metrics of your own among them."""
+    """What the flags of `SHOWN` say, taken out of `given`; and the metrics of your own."""
     asked = [name for name in FORMS if given.pop(name)]
     if len(asked) > 1:
         raise ValueError(f"--{' and --'.join(asked)} are different forms of one table: give one of them")
@@ -225,7 +225,7 @@ def split_metrics(text: str | None) -> tuple[tuple[str, ...], str | None]:
 
 
 def check_output(output: Output) -> Output:
-    """Refuse an unknown rule or column before the work, not after it; dotted paths become names of columns."""
+    """Refuse an unknown rule or column before the work; dotted paths become names."""
     from posterity.evaluate import load_metrics
     from posterity.report import check_rule
     from posterity.report.table import known_columns

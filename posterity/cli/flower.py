@@ -27,11 +27,6 @@ FLAGS = {
 }  # fmt: skip
 
 
-@flower.callback()
-def begin() -> None:
-    """Commands are written out, also while there is only one."""
-
-
 @flower.command("new", help="Write an app folder that 'flwr run' starts; its settings are those of 'posterity run'.")
 @with_only(FLAGS)
 def new(**given: Any) -> None:

@@ -26,9 +26,7 @@ _told: list[int] = []  # the signal of which it was said that it stopped the com
 
 
 class Stopped(BaseException):
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    """The number of the signal that asked the command to stop."""
 
 
 def writes_to(folder: Path) -> None:
@@ -52,7 +50,7 @@ def how_to_go_on() -> str:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """While it lasts, the first Ctrl-C or SIGTERM ends what is done, with the sentence and the exit code of `tell`."""
+    """The first Ctrl-C or SIGTERM ends what is done, with the sentence and code of `tell`."""
     _written.clear()
     _told.clear()
     if threading.current_thread() is not threading.main_thread():
@@ -71,7 +69,7 @@ def stoppable() -> Iterator[None]:
         yield
     except Stopped as stop:
         stopped = True
-        sys.exit(tell(stop.number))
+        sys.exit(tell(stop.args[0]))
     finally:
         for number, before in caught:
             signal.signal(number, before)

@@ -47,7 +47,7 @@ class SampleSpec:
         return {**listed, "task": self.task, "integers": self.integers}
 
     def fits(self, agreed: SampleSpec) -> bool:
-        """Whether samples can be put as agreed: the same columns, in any order, and task, and no other class."""
+        """Whether samples can be put as agreed: the same columns in any order, and no other class."""
         alike = replace(self, classes=agreed.classes, columns=agreed.columns) == agreed
         same = sorted(self.columns) == sorted(agreed.columns)
         return alike and same and set(self.classes) <= set(agreed.classes)
@@ -67,7 +67,7 @@ class SampleSpec:
         return SampleSpec(tuple(facts["shape"]), task, tuple(facts["classes"]), integers, tuple(columns))
 
     def order_of(self, columns: tuple[str, ...], whose: str) -> list[int]:
-        """Where the columns of this kind stand among `columns`, which must be the same ones in any order."""
+        """Where these columns stand among `columns`, the same ones in another order."""
         for name in (*self.columns, *columns):
             if name not in columns or name not in self.columns:
                 lacks = "has no column" if name not in columns else "has a column that others lack,"
@@ -111,7 +111,7 @@ class Agreement:
 
     @cached_property
     def grows(self) -> bool:
-        """Whether a client may begin to train when others have: nothing in the State depends on how many there are."""
+        """Whether a client may come later: nothing in the State depends on how many there are."""
         more = replace(self.facts, clients=self.facts.clients + 1, samples=self.facts.samples + 1)
         return same_tree(self.first_state(), self.method.init(self.model, self.initial, more))
 
@@ -126,7 +126,7 @@ class Agreement:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of method, configuration and shapes: of whatever would make the two sides compute something else."""
+        """Of whatever would make the two sides compute something else."""
         agreed = {
             "posterity": __version__,
             "method": [self.config.method, fields_of(self.method), sources(self.config, self.method)],

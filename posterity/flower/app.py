@@ -85,7 +85,7 @@ class GridExchange:
 
 
 def serve(grid: Grid, context: Context) -> None:
-    """The server's part of a run, from where its folder stands; what its user can mend is told in a sentence."""
+    """The server's part of a run; what its user can mend is told in a sentence."""
     from posterity.flower.experiment import run_experiment
     from posterity.flower.samples import read_public
 
@@ -107,7 +107,7 @@ def _without_traceback(error: ValueError, record: logging.LogRecord) -> bool:
 
 
 def _show(line: dict[str, Any]) -> None:
-    """A line for whoever streams the run's log, harmless whatever sites said; scores are in the folder."""
+    """A line for whoever streams the run's log, harmless whatever sites said."""
     if line["kind"] == "round":
         refused = "".join(f"\n  left out: {plain(each['client'])}: {plain(each['reason'])}" for each in line["refused"])
         refused += "".join(f"\n  {plain(note)}" for note in line.get("notes", ()))
@@ -119,7 +119,7 @@ def _show(line: dict[str, Any]) -> None:
 
 # --- a site ------------------------------------------------------------------------------------------------------
 def reply_to(message: Message, context: Context) -> Message:
-    """A site's part: it answers, or says in a sentence why not; what may know its data stays in its own log."""
+    """A site's part: it answers, or says why not; what may know its data stays in its own log."""
     try:
         return Message(content=_packed(_answer(message, context)), reply_to=message)
     except Exception as error:

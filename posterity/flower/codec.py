@@ -52,7 +52,7 @@ def encode(tree: Tree, agreed: str = "", facts: Mapping[str, Any] | None = None,
 
 
 def decode(data: bytes, template: Tree, agreed: str = "", finite: bool = True) -> Tree:
-    """The tree that `encode` was given, in the shape of `template`, checked; numbers left out are the template's."""
+    """The tree that `encode` was given, checked; numbers left out are the template's."""
     complete, arrays = read_header(data, agreed).complete, read_arrays(data)
     reader = _Reader(complete, arrays, finite)
     try:
@@ -89,7 +89,7 @@ class _Walk:
         return tree_with_parts(tree, [self.walk(part, _below(path, name), keep) for name, part in tree_parts(tree)])
 
     def offer(self, tree: Offer, path: str, keep: Keep) -> Offer:
-        """What one client is offered; what it alone gets may say which numbers of the broadcast it does not need."""
+        """An offer, whose own part may say which numbers of the broadcast are not needed."""
         own, shared = self.walk(tree.own, _below(path, "own"), keep), _below(path, "shared")
         if isinstance(own, Sparse) and own.elsewhere:
             names = [name for name, _ in tree_named(tree.shared, shared) if name.endswith(own.elsewhere)]

@@ -205,7 +205,7 @@ def _federation(server: Server) -> dict[str, Any]:
 
 # --- its end ---------------------------------------------------------------------------------------------------------
 def finish(server: Server) -> None:
-    """The scores of the last round, with what clients receive after it; of a run that has ended, those that lack."""
+    """The scores of the last round; of a run that has ended, those that lack."""
     again, before = server.finished, set(server.lacking)
     if again:
         server.note(*server.roster.news())  # nobody is admitted any more
@@ -249,7 +249,7 @@ def depart(server: Server, names: Sequence[str]) -> None:
 
 
 def release(server: Server) -> None:
-    """Take clients out of an experiment that said in the last round that they leave; their factor came along."""
+    """Take clients out that said in the last round that they leave."""
     for name, reply in server.leaving.items():
         _close(server, name, f"has left by its own wish after round {server.round}", _forget(server, name, reply))
     server.leaving.clear()
@@ -265,7 +265,7 @@ def _close(server: Server, name: str, what: str, why: str) -> None:
 
 
 def _forget(server: Server, name: str, reply: bytes | None = None) -> str:
-    """Take a client's factor out of the state, or say why not; without a `reply` that holds it, the site is asked."""
+    """Take a client's factor out of the state, or say why not; without a `reply` the site is asked."""
     client, number, counted = server.roster.clients[name], server.roster.numbers[name], server.counted.get(name, 0)
     if not counted:
         return FORGOTTEN  # no message of its was ever counted

@@ -58,7 +58,7 @@ def _filled(template: str, **words: str) -> str:
 
 
 def read_app(folder: Path) -> dict[str, Any]:
-    """The run config of an app's folder, as Flower hands it to the apps: without tables inside tables."""
+    """The run config of an app's folder, as Flower hands it to the apps."""
     try:
         table = dict(read_toml(folder / "pyproject.toml")["tool"]["flwr"]["app"]["config"])
     except KeyError:

@@ -125,7 +125,7 @@ class RoundQuestions:
         return encode(self.offer(client, number), self.agreement.fingerprint, asked.facts(), complete=bool(scored))
 
     def scored(self, client: Registered) -> list[EvaluationPoint]:
-        """What a client is scored at; a newcomer does not train, and adapts for several numbers of epochs."""
+        """What a client is scored at; a newcomer adapts for several numbers of epochs."""
         if not client.newcomer:
             return list(self.points)
         method, config = self.agreement.method, self.agreement.config
@@ -176,11 +176,11 @@ class RoundQuestions:
         return {point: read_scores(each, kind, least) for point, each in zip(asked, given, strict=True)}
 
     def factor_like(self, client: Registered, number: int) -> Tree | None:
-        """The structure of what a client has in the state and takes along when it leaves; None: it cannot be told."""
+        """The structure of what a client takes along when it leaves; None: it cannot be told."""
         return self.agreement.method.factor(self._here(client, number).personal)
 
     def _here(self, client: Registered, number: int) -> Here:
-        """A client right after the broadcast, as far as it is known here; its record is that of somebody new."""
+        """A client right after the broadcast; its record is that of somebody new."""
         offer = self.offer(client, number)
         here = self._nobody(number).receive(offer.shared, offer.own, None, self.round)
         return replace(here, n=here.n.new_tensor(float(client.train)))

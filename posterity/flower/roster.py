@@ -50,10 +50,10 @@ class Roster:
     remarks: list[str] = field(default_factory=list)
     gone: dict[str, str] = field(default_factory=dict)  # clients that left for good; why their factor stays, if it does
     said: set[str] = field(default_factory=set)  # remarks that stand in the run's lines
-    shown: set[str] = field(default_factory=set)  # remarks that whoever watches saw while sites were waited for
+    shown: set[str] = field(default_factory=set)  # remarks that were seen while sites were waited for
 
     def look(self, exchange: Exchange) -> None:
-        """Ask nodes that are not known yet who they are; a client whose node has gone is not to be reached."""
+        """Ask nodes that are not known yet who they are."""
         here = exchange.nodes()
         self.node = {name: node for name, node in self.node.items() if node in here}
         unknown = [node for node in here if node not in self.node.values() and node not in self.left]
@@ -103,7 +103,7 @@ class Roster:
             self.numbers = {client.name: place for place, client in enumerate(ordered)}
 
     def admit(self, kind: SampleSpec, grows: bool) -> None:
-        """Give numbers to clients that came after the first round; where the method cannot grow, as newcomers."""
+        """Give numbers to clients that came late; where the method cannot grow, as newcomers."""
         late = [client for name, client in self.clients.items() if name not in self.numbers]
         for client in sorted(late, key=lambda client: _order(client.name)):
             if not client.kind.fits(kind):

@@ -75,7 +75,7 @@ def samples_of(federation: Federation, number: int, dtype: torch.dtype, name: st
 
 
 def read_samples(config: Config, name: str, path: Path | None = None) -> Samples:
-    """The samples of the client that is called `name`: all of the file at `path`, or its share of the dataset."""
+    """A client's samples: all of the file at `path`, or its share of the dataset."""
     if path is not None:
         return read_site_file(config, name, path)[1]
     federation = load_federation(config)
@@ -83,7 +83,7 @@ def read_samples(config: Config, name: str, path: Path | None = None) -> Samples
 
 
 def read_site_file(config: Config, name: str, path: Path) -> tuple[Federation, Samples]:
-    """A client's own file: as a federation of one, which knows how rows were scaled, and as samples."""
+    """A client's own file: as a federation of one, which knows its scales, and as samples."""
     federation = read_file(config, path)
     mine = samples_of(federation, 0, DTYPES[config.dtype], name)
     values = fingerprint([fingerprint_of(federation), mine.kind.facts()])
@@ -110,7 +110,7 @@ def find_client(names: Sequence[str], name: str) -> int:
 
 
 def read_file(config: Config, path: Path) -> Federation:
-    """A federation of one client, whose file it is; other clients may have the classes that it lacks."""
+    """A federation of one client; others may have the classes that it lacks."""
     asked = {f.name: getattr(config, f.name) for f in fields(FederationSpec) if f.name not in ("seed", "options")}
     one = {"dataset": str(path), "clients": 1, "partition": "iid", "newcomers": "0", "public": "0"}
     spec = FederationSpec(**{**asked, **one}, seed=config.seed, options=config.settings("data"))

@@ -54,7 +54,7 @@ def encode_scores(validation: Scored, test: Scored, site: Site, point: str, epoc
 
 
 def encode_loss(loss: Tensor | None) -> list[float] | None:
-    """Loss times samples, and samples, for JSON, which has no infinity: a message is not to be lost for that."""
+    """Loss times samples, and samples, for JSON, which has no infinity."""
     return loss.double().tolist() if loss is not None and bool(loss.isfinite().all()) else None
 
 
@@ -156,7 +156,7 @@ def _numbers(value: Any, like: Tensor, name: str) -> Tensor:
 def group_lines(
     place: ScoringPlace, clients: Sequence[PointScores | None], train: Sequence[int], kind: SampleSpec, least: int
 ) -> Iterator[ScoreLine]:
-    """The lines of a group of clients at one point; None: a client that said nothing, and so has no rows."""
+    """The lines of a group of clients at one point; None: a client that said nothing."""
     nothing = PartScores(zero(1, len(kind.classes)), {})
     for part in PARTS:
         found = [nothing if each is None else each[part] for each in clients]

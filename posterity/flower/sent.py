@@ -44,7 +44,7 @@ class SiteError(ValueError):
 
 @contextmanager
 def refusing(public: str | None = None) -> Iterator[None]:
-    """Of whatever is refused inside the server hears `public`; None: the sentence itself, which knows no data."""
+    """Of what is refused inside the server hears `public`; None: the sentence, which knows no data."""
     try:
         yield
     except (SiteError, CodecError):
@@ -54,7 +54,7 @@ def refusing(public: str | None = None) -> Iterator[None]:
 
 
 def refuse(error: Exception, place: Path | None, round: int) -> str:
-    """What the server is told, once it stands in this client's list of what left; `place` is None before it has one."""
+    """What the server is told, once it stands in this client's list of what left."""
     if isinstance(error, SiteError):
         text = error.public
     else:
@@ -77,7 +77,7 @@ Line = dict[str, Any]
 def describe_reply(
     data: bytes, round: int, facts: Mapping[str, int | None], leaves: Mapping[str, int | None]
 ) -> list[Line]:
-    """The lines of a reply; what is behind a fact is given by its name, behind a leaf by the part of the message."""
+    """The lines of a reply, with the counts behind its facts and the parts of its message."""
     found = []
     for name, value in read_facts(data).items():
         found.append(_line(round, name, [], json.dumps(value, sort_keys=True).encode(), facts.get(name)))
@@ -109,7 +109,7 @@ def read_sent(path: Path) -> list[Line]:
 
 
 def summarise_sent(lines: Sequence[Line]) -> list[Line]:
-    """What left a site, leaf by leaf: how often, how many bytes in all, and the smallest count ever behind it."""
+    """What left a site, leaf by leaf: how often, how many bytes, the smallest count behind it."""
     found: dict[str, list[Line]] = {}
     for line in lines:
         found.setdefault(line["leaf"], []).append(line)

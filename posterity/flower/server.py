@@ -128,7 +128,7 @@ class Server:
         return tuple(client.name for client in sorted(chosen, key=lambda client: -client.train))
 
     def gather(self, request: RoundQuestions) -> tuple[engine.Accumulator, ScoresByName]:
-        """The sum of a round's messages and its scores; with too few, those who are missing are asked again."""
+        """The sum of a round's messages, and its scores; those who are missing are asked again."""
         rules, scores, tried = self.rules, ScoresByName(), 1
         visited = self.collect(request, self.scored(request), scores)
         while True:
@@ -149,7 +149,7 @@ class Server:
             visited.join(self.collect(request, self.without(cohort, visited), scores))
 
     def needed(self, request: RoundQuestions) -> tuple[list[str], int]:
-        """Who of a cohort is still in it, for some may be leaving, and how many of them must have replied."""
+        """Who of a cohort is not leaving, and how many of them must have replied."""
         cohort = [name for name in request.cohort if name not in self.leaving]
         return cohort, self.rules.needed(len(cohort))
 
@@ -174,7 +174,7 @@ class Server:
         return visited
 
     def ask(self, request: RoundQuestions, asked: Sequence[Registered]) -> Iterator[tuple[Registered, bytes | str]]:
-        """Questions to clients, and their replies in that order; whoever is to train and is not there is named."""
+        """Replies to a round's questions; whoever is to train and is not there is named."""
         node, numbers, counted = self.roster.node, self.roster.numbers, self.counted
         for client in asked:
             if client.name in request.cohort and client.name not in node:
@@ -197,7 +197,7 @@ class Server:
         return [self.roster.clients[name] for name in cohort if self.roster.numbers[name] not in there]
 
     def points(self, round: int) -> tuple[EvaluationPoint, ...]:
-        """Evaluation points that are asked for with a round's offer: of the round itself, and of the one before."""
+        """Evaluation points of a round's offer: of the round itself, and of the one before."""
         adaptation = self.agreement.method.adaptation
         now = [("trained", round, 0)] if self.due(round) and round <= self.config.rounds else []
         before = [("received", round - 1, 0), ("adapted", round - 1, adaptation)] if self.due(round - 1) else []
@@ -208,7 +208,7 @@ class Server:
 
     # --- its end -------------------------------------------------------------------------------------------------
     def close_round(self, request: RoundQuestions, visited: engine.Accumulator) -> tuple[State, engine.RoundLog]:
-        """The state after a round, and what there is to say about it; if it cannot be used, all stays as it was."""
+        """The state after a round, and its log; if it cannot be used, all stays as it was."""
         after, log = self.commit(request, visited)
         suspects = engine.outliers(visited.sizes) if log.rolled_back else []
         if not suspects:
@@ -258,12 +258,12 @@ class Server:
         return [(names[each.client], each.reason) for each in refused]
 
     def line(self, log: engine.RoundLog) -> RoundLine:
-        """A round, for the folder; its seconds are left out, so that a run that was interrupted has the same lines."""
+        """A round, for the folder; without seconds, so that an interrupted run has the same lines."""
         zeros = share_of_zeros(self.state.params) if self.due(log.round) else None
         return replace(round_line(log, None), refused=tuple(self.named(log.refused)), zeros=zeros)
 
     def score_lines(self, scores: ScoresByName) -> Iterator[ScoreLine]:
-        """Scores of a group of clients, as a simulation has them; who did not say anything has no rows."""
+        """Scores of each group, as a simulation has them; who said nothing has no rows."""
         kind, least = self.agreement.kind, self.config.least
         for group, clients in self.roster.groups().items():
             heard = [scores.get(client.name, {}) for client in clients]
@@ -276,7 +276,7 @@ class Server:
         self.write([NoteLine(text) for text in texts])
 
     def write(self, lines: Sequence[RunLine]) -> None:
-        """Lines for the folder and for whoever watches, who may have seen some while sites were waited for."""
+        """Lines for the folder and for whoever watches, who may have seen some."""
         written = [to_json(line) for line in lines]
         if written:
             files.append_lines(self.folder / METRICS, written)

@@ -54,7 +54,7 @@ WISH, LEFT = "leave.json", "left.json"
 
 @dataclass(frozen=True)
 class ClientSite:
-    """One client's machine: its samples, its folder for records, and the configuration that everybody has."""
+    """One client's machine."""
 
     config: Config
     experiment: str
@@ -89,7 +89,7 @@ def _registration(site: ClientSite) -> bytes:
 
 @dataclass(frozen=True)
 class Opened:
-    """A question, read: what server and site agree on, the client's samples and machine, its offer and its record."""
+    """A question, read."""
 
     agreement: Agreement
     mine: Samples
@@ -199,7 +199,7 @@ def _record(machine: Site, offer: Offer, files: RecordFiles, asked: ClientQuesti
 
 
 def _scored(found: Opened, least: int, point: str, round: int, epochs: int) -> dict[str, Any]:
-    """Scores of this client's own model on its validation and test rows; of fewer than `least` rows none."""
+    """Scores of this client's own model on its held-out rows; of fewer than `least` none."""
     mine, halves = found.mine, []
     for part in HELD:
         rows = mine.rows[part] if len(mine.rows[part]) >= least else mine.rows[part][:0]
@@ -213,7 +213,7 @@ def _scored(found: Opened, least: int, point: str, round: int, epochs: int) -> d
 
 # --- its wish to leave ----------------------------------------------------------------------------------------------
 def is_leaving(place: Path, trial: bool) -> bool:
-    """Whether a request is to be answered with the wish; a trial belongs to the round before, which is not over."""
+    """Whether a request is answered with the wish; a trial belongs to the round before."""
     return (place / LEFT).exists() or ((place / WISH).exists() and not trial)
 
 
@@ -230,7 +230,7 @@ def left_in(place: Path) -> int:
 
 
 def find_place(folder: Path) -> Path:
-    """The folder of the one client that has registered from `folder`: itself, or one or two levels below it."""
+    """The folder of the one client that has registered from `folder`, in it or below."""
     found = sorted({path.parent for depth in ("", "*/", "*/*/") for path in folder.glob(depth + SENT)})
     if not found:
         raise ValueError(f"{folder} holds no {SENT}: no client has registered from there; give this site's 'records'")
@@ -303,7 +303,7 @@ def predict_rows(site: ClientSite, federation: Federation, x: Any) -> SitePredic
 
 
 def _point(method: Method, asked: ClientQuestion, left: bool) -> tuple[int, int, str]:
-    """Round and epochs of the model that an offer gives where the method is scored, and what must be said about it."""
+    """Round and epochs of the model that an offer gives, and what must be said about it."""
     points = {point: (round, epochs) for point, round, epochs in asked.score}
     if method.scored in points and not left:
         return (*points[method.scored], "")
