@@ -23,7 +23,8 @@ from posterity.flower.sent import SiteError
 from posterity.runs.folder import read_saved, restore, save_checkpoint
 
 TOP = "record"
-CHANGED = "its data are not those that it was trained on before: put the old file back, or give it another name"
+ADVICE = "put the old file back, or let the new one take part as another client"
+CHANGED = f"its data are not those that it was trained on before: {ADVICE}"
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class RecordFiles:
         if facts.get("fingerprint") != self.fingerprint:
             raise ValueError(f"{path} is of another experiment than this {self.experiment!r}: give it another name")
         if self.data and facts["data"] != self.data:
-            raise SiteError(f"client {self.client!r}: its data are not those that {path} was trained on", CHANGED)
+            changed = f"client {self.client!r}: its data are not those that {path} was trained on: {ADVICE}"
+            raise SiteError(changed, CHANGED)
         return restore(like, leaves, TOP)
 
     def write(self, record: Personal, round: int, needed: Iterable[int]) -> None:

@@ -63,7 +63,7 @@ def test_flags_are_typed_and_in_panels():
     for flag, kind in {
         "--rounds": "INTEGER",
         "--lr": "FLOAT",
-        "--store": "[memory|disk]",
+        "--store": "TEXT",
         "--set": "NAME=VALUE",
     }.items():
         assert kind in lines[flag]
