@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from posterity.core.network import Network, Task
-from posterity.models.module import from_object, read_options
+from posterity.models.module import Wanted, from_object, read_options
 from posterity.nn.adopt import assemble, wrap
 from posterity.nn.model import Model
 from posterity.settings.hyperparameters import Declared, declared, unknown
@@ -53,12 +53,11 @@ def as_network(
     `x` are samples of the data, on which it is tried.
     """
     shape = tuple(int(s) for s in shape)
+    wanted = Wanted(shape, classes, task, options or {}, x)
     if not isinstance(given, str):
-        return from_object(given, shape, classes, task, options or {}, x)
+        return from_object(given, wanted)
     if ":" in given:
-        return from_object(
-            find_function(given, "model"), shape, classes, task, options or {}, x, given.partition(":")[2]
-        )
+        return from_object(find_function(given, "model"), wanted, given.partition(":")[2])
     found = networks()
     if given not in found:
         raise ValueError(unknown("model", given, found) + " Your own: 'package.module:attribute'.")

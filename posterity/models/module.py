@@ -6,9 +6,8 @@ sentence. Names are read by `models.build`.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -28,58 +27,63 @@ KEPT = ("the network's weights are those that it came with; the seed does not mo
         "function that makes it, to draw them from the seed)")  # fmt: skip
 
 
-def from_object(
-    given: Any, shape: tuple[int, ...], classes: int, task: Task, options: Options, x: Tensor | None, name: str = ""
-) -> Network:
+@dataclass(frozen=True)
+class Wanted:
+    """What a network is wanted for."""
+
+    shape: tuple[int, ...]
+    classes: int
+    task: Task
+    options: Options
+    x: Tensor | None
+
+
+def from_object(given: Any, wanted: Wanted, name: str = "") -> Network:
     """The network of an object that is no name."""
     if isinstance(given, Model):
-        return _looked_at(given, shape, classes, options, x)
+        return _looked_at(given, wanted, wanted.options)
+    name = name or getattr(given, "__name__", type(given).__name__)
     if isinstance(given, nn.Module):
-        return _from_module(given, None, shape, classes, task, options, x, name or type(given).__name__)
+        return _from_module(given, None, wanted, name)
     if not callable(given) or hasattr(given, "leaves"):
         if all(hasattr(given, name) for name in ("leaves", "init", "trainable")):  # a network of another make
             return given
         kind = type(given).__name__
         raise ValueError(f"model is a {kind}; expected a name, an nn.Module, or a class or function that makes one")
-    name = name or getattr(given, "__name__", type(given).__name__)
-    maker = Maker(given, name, shape, classes, task, {n: v for n, v in options.items() if n != "head"})
+    maker = Maker(given, name, wanted)
     with seeded(0):
         made = maker()
     if isinstance(made, Model):
-        return _looked_at(made, shape, classes, {}, x)
+        return _looked_at(made, wanted, {})
     if not isinstance(made, nn.Module):
         raise ValueError(f"{name!r} returned {type(made).__name__}; it must return an nn.Module.")
-    return _from_module(made, maker, shape, classes, task, options, x, name)
+    return _from_module(made, maker, wanted, name)
 
 
 class Maker:
     """A class or function that makes a network, and what it is called with."""
 
-    def __init__(
-        self, make: Callable[..., Any], name: str, shape: tuple[int, ...], classes: int, task: Task, options: Options
-    ) -> None:
-        self.make, self.name, self.shape = make, name, shape
-        known = {"shape": shape, "classes": classes, "num_classes": classes, "task": task,
-                 "in_features": prod(shape), "in_channels": shape[0] if shape else 1}  # fmt: skip
+    def __init__(self, make: Callable[..., Any], name: str, wanted: Wanted) -> None:
+        self.make, self.name, self.shape = make, name, wanted.shape
+        shape, classes = wanted.shape, wanted.classes
+        known = {"shape": shape, "classes": classes, "num_classes": classes, "task": wanted.task}
+        known |= {"in_features": prod(shape), "in_channels": shape[0] if shape else 1}
         takes = declared(make)
         free = {n: d for n, d in takes.items() if n not in known}
-        chosen = read_options(name, options, free)
+        chosen = read_options(name, {n: v for n, v in wanted.options.items() if n != "head"}, free)
         missing = [n for n, d in free.items() if d.required and n not in chosen]
-        self.args: tuple[Any, ...] = ()
         if len(missing) == 2 and missing == list(takes)[:2]:  # (shape, classes) by other names
-            self.args, missing = (shape, classes), []
-        if missing:
+            chosen |= dict(zip(missing, (shape, classes), strict=True))
+        elif missing:
             raise ValueError(
                 f"{name} needs {' and '.join(map(repr, missing))}, which nobody gave: it is called with those of "
                 f"{', '.join(known)} that it names; give the others a default, or --set model.{missing[0]}=VALUE"
             )
         self.options = {**{n: v for n, v in known.items() if n in takes}, **chosen}
-        if not takes and _takes_two(make):
-            self.args = (shape, classes)
 
     def __call__(self) -> Any:
         try:
-            made = self.make(*self.args, **self.options)
+            made = self.make(**self.options)
         except ValueError:
             raise  # a sentence of its author
         except Exception as error:
@@ -112,57 +116,58 @@ def _read(option: str, value: Any, known: Declared) -> Any:
     return tuple(read) if isinstance(read, list) else read
 
 
-def _takes_two(make: Callable[..., Any]) -> bool:
-    """Whether a function without named parameters takes two all the same: `lambda *a`, or one written in C."""
-    try:
-        kinds = [p.kind for p in inspect.signature(make).parameters.values()]
-    except (ValueError, TypeError):
-        return True
-    return inspect.Parameter.VAR_POSITIONAL in kinds
-
-
-def _from_module(
-    module: nn.Module, maker: Maker | None, shape: tuple[int, ...], classes: int, task: Task, options: Options,
-    x: Tensor | None, name: str,
-) -> Model:  # fmt: skip
+def _from_module(module: nn.Module, maker: Maker | None, wanted: Wanted, name: str) -> Model:
     """The model of a module that is made: by `maker`, or by the user, whose weights are then kept."""
-    extra = [n for n in options if n != "head"]
+    extra = [n for n in wanted.options if n != "head"]
     if maker is None and extra:
         raise ValueError(f"the network {name!r} is made already and takes no option {extra[0]!r}: hand over its class")
     new = twin(module)
-    seen = _tried(new, name, classes, task, x, shape)
-    head = _head(options.get("head"), module, maker, name, seen.head, seen.last)
-    model = Model(new, head, classes, task, name, unstackable(new), shape, maker, maker is not None,
-                  integers=seen.integers)  # fmt: skip
+    seen = _tried(new, name, wanted)
+    head = _head(wanted.options.get("head"), module, maker, name, seen)
+    model = Model(
+        new,
+        head,
+        wanted.classes,
+        wanted.task,
+        name,
+        unstackable(new),
+        wanted.shape,
+        make=maker,
+        fresh=maker is not None,
+        integers=seen.integers,
+    )
     return replace(checked(model), notes=_notes(model))
 
 
-def _head(
-    asked: Any, module: nn.Module, maker: Maker | None, name: str, found: str, last: str
-) -> str | tuple[str, ...]:
+def _head(asked: Any, module: nn.Module, maker: Maker | None, name: str, seen: FirstRun) -> str | tuple[str, ...]:
     """Where the head begins: as asked, as the class says, or the last linear layer."""
     head = asked or getattr(maker and maker.make, "head", None) or getattr(module, "head", None)
     if isinstance(head, nn.Module):
         return "head"  # a sub-module called head names itself
-    if head or found:
-        return tuple(head) if isinstance(head, list) else head or found
+    if head or seen.head:
+        return tuple(head) if isinstance(head, list) else head or seen.head
     names = ", ".join(n for n, _ in module.named_children())
-    why = f": something happens after its last linear layer, {last!r}" if last else ": it calls no linear layer last"
+    why = (
+        f": something happens after its last linear layer, {seen.last!r}"
+        if seen.last
+        else ": it calls no linear layer last"
+    )
     raise ValueError(
         f"{name!r} does not say where its head begins{why}. Name the part after which nothing happens: "
         f'--set model.head=NAME, or head = "NAME" in the class; one of {names}.'
     )
 
 
-def _looked_at(model: Model, shape: tuple[int, ...], classes: int, options: Options, x: Tensor | None) -> Model:
+def _looked_at(model: Model, wanted: Wanted, options: Options) -> Model:
     """A `Model` that was put together before the data were known: does it fit them?"""
+    shape, classes = wanted.shape, wanted.classes
     if options:
         raise ValueError(f"the network {model.name!r} is made already and takes no option {next(iter(options))!r}")
     if model.shape is not None and model.shape != shape:
         raise ValueError(f"the network {model.name!r} is made for inputs of shape {model.shape}; the data have {shape}")
     if model.task == "classification" and model.classes != classes:
         raise ValueError(f"the network {model.name!r} is made for {model.classes} classes; the data have {classes}")
-    seen = _tried(model.module, model.name, classes, model.task, x, shape)
+    seen = _tried(model.module, model.name, replace(wanted, task=model.task))
     model = replace(model, integers=seen.integers)
     return replace(model, notes=(*model.notes, *_notes(model)))
 
@@ -181,12 +186,10 @@ def _notes(model: Model) -> tuple[str, ...]:
     return (f"the network's first weights are drawn from the seed but for {names}, which its maker sets itself",)
 
 
-def _tried(
-    module: nn.Module, name: str, classes: int, task: Task, x: Tensor | None, shape: tuple[int, ...]
-) -> FirstRun:
+def _tried(module: nn.Module, name: str, wanted: Wanted) -> FirstRun:
     """What a run of the network on a few rows shows; one that cannot be used is refused."""
-    rows = sample_rows(x, shape)
-    seen = try_out(module, name, classes, task, rows)
+    rows = sample_rows(wanted.x, wanted.shape)
+    seen = try_out(module, name, wanted.classes, wanted.task, rows)
     kind = next((t.dtype for t in leaves_of(module).values() if t.is_floating_point()), torch.float32)
     refuse_draws(module, name, rows.long() if seen.integers else rows.to(kind))
     return seen

@@ -95,7 +95,6 @@ def test_a_class_is_drawn_from_the_seed():
         lambda size, outputs: nn.Sequential(nn.Linear(size[0], outputs)),
         lambda classes, shape: nn.Sequential(nn.Linear(shape[0], classes)),
         lambda in_features, num_classes: nn.Sequential(nn.Linear(in_features, num_classes)),
-        lambda *given: nn.Sequential(nn.Linear(given[0][0], given[1])),
     ],
 )
 def test_makers_take_what_they_name(make):
