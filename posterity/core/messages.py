@@ -15,7 +15,7 @@ costs (`Sparse`; `Levels` in `methods/qlsd.py`).
 
 Means are kept as (weight, mean) and not as (weight, weighted sum): a client's message then needs no multiplication that
 float32 would round, and a float32 message merged alone comes back bit for bit. For a real network: `secure_sum` says
-whether a sum that hides single messages will do (a mean's is of `weight * value`), `Sum.within` in which range it is.
+whether a sum that hides single messages will do (a mean's is of `weight * value`).
 
 What travels may be less than what memory holds: clients of a stack need tensors of one shape, so pruned weights stay
 where they are in a simulation. `Sparse` stands around a message or a broadcast and says how much of it need not be
@@ -46,24 +46,22 @@ from posterity.core.tree import (
     tree_rows,
 )
 
-Range = tuple[float, float]
 PIECE = 2**17  # numbers that are widened at once
 
 
 @record
 class Sum:
-    """Leafwise sum. `within` declares the range of every number."""
+    """Leafwise sum."""
 
     value: Tree
-    within: Range | None = field(default=None, metadata={STATIC: True})
     secure_sum: ClassVar[bool] = True
 
     def __add__(self, other: Sum) -> Sum:
-        return Sum(tree_map(torch.add, self.value, other.value), self.within)
+        return Sum(tree_map(torch.add, self.value, other.value))
 
     @staticmethod
     def fold(stack: Sum) -> Sum:
-        return Sum(tree_map(lambda leaf: leaf.sum(0), stack.value), stack.within)
+        return Sum(tree_map(lambda leaf: leaf.sum(0), stack.value))
 
     def zero(self) -> Sum:
         return tree_map(torch.zeros_like, self)
@@ -307,13 +305,8 @@ def message_bytes(stack: Message) -> int:
 
 
 def acceptable(stack: Message) -> Tensor:
-    """Which clients of a stack sent finite numbers within the declared ranges (clients,)."""
+    """Which clients of a stack sent finite numbers (clients,)."""
     verdicts = [finite_rows(leaf) for part in stack.values() for leaf in tree_leaves(part)]
-    for part in stack.values():
-        if isinstance(part, Sum) and part.within is not None:
-            low, high = part.within
-            inside = [(leaf >= low) & (leaf <= high) for leaf in tree_leaves(part.value)]
-            verdicts += [each.reshape(len(each), -1).all(1) for each in inside]
     return torch.stack(verdicts).all(0) if verdicts else torch.ones(0, dtype=torch.bool)
 
 

@@ -103,7 +103,7 @@ def squared_distance(params: Params, centre: Params, model: Network) -> Tensor:
 # --- passes ---------------------------------------------------------------------------------------------------------
 def descend(loss: Loss, optimiser: Optimiser, trains: Partition = everything, **how: Any) -> Pass:
     """Minimise `loss` over the leaves that `trains` names."""
-    return _learning(partial(slope_of, loss), optimiser, trains, how)
+    return directed(partial(slope_of, loss), optimiser, trains, **how)
 
 
 def watched(
@@ -118,15 +118,41 @@ def watched(
     def added(slope: Params, carry: Carry, batch: Batch, here: Here) -> dict[str, Tree]:
         return _added(carry.kept, name, watch(slope, carry.params, batch, here))
 
-    return _learning(partial(slope_of, loss), optimiser, trains, how, added)
+    return directed(partial(slope_of, loss), optimiser, trains, added, **how)
 
 
-def directed(direction: Direction, optimiser: Optimiser, trains: Partition = everything, **how: Any) -> Pass:
+def directed(
+    direction: Direction,
+    optimiser: Optimiser,
+    trains: Partition = everything,
+    keep: Callable[[Params, Carry, Batch, Here], dict[str, Tree]] = lambda slope, carry, batch, here: carry.kept,
+    **how: Any,
+) -> Pass:
     """Move the leaves that `trains` names by `optimiser` along `direction(moving, still, batch, here)`.
 
-    It returns the direction, the loss to report, and new values of leaves that do not move by the optimiser.
+    It returns the direction, the loss to report, and new values of leaves that do not move by the optimiser. `keep`
+    makes what the next step finds in `kept`.
     """
-    return _learning(direction, optimiser, trains, how)
+
+    def begin(carry: Carry, here: Here) -> Carry:
+        moving = {n: carry.params[n] for n in trains(carry.params, here.model)}
+        loss = carry.kept.get("loss", torch.stack((here.n * 0, here.n * 0)))  # loss x samples, samples
+        return replace(carry, opt=optimiser.open(moving), kept={**carry.kept, "loss": loss})
+
+    def step(carry: Carry, batch: Batch, here: Here) -> Carry:
+        names = set(trains(carry.params, here.model))
+        moving = {n: p for n, p in carry.params.items() if n in names}
+        still = {n: p for n, p in carry.params.items() if n not in names}
+        slope, value, buffers = direction(moving, still, batch, here)
+        moved, opt = optimiser.update(slope, carry.opt, moving)
+        new = {**carry.params, **buffers, **moved}
+        count = batch.mask.sum()
+        loss = carry.kept["loss"] + torch.stack((value.detach() * count, count))
+        params = {n: new[n] for n in carry.params}  # the order of the names is part of the tree
+        return Carry(params, {**keep(slope, carry, batch, here), "loss": loss}, opt)
+
+    copies = how.get("copies", Pass.copies) + held_by(optimiser)
+    return Pass(step, open=begin, close=lambda carry, here: replace(carry, opt=()), **{**how, "copies": copies})
 
 
 def gather(name: str, summarise: Summary, *, anew: bool = False, **how: Any) -> Pass:
@@ -231,7 +257,7 @@ def meta(
                 slope = tree_map(lambda g, h: g - fast * h, clipped(slope, clip), clipped(product, clip))
         return slope, value, buffers
 
-    return _learning(update, optimiser, trains, how)
+    return directed(update, optimiser, trains, **how)
 
 
 def opened(passes: tuple[Pass, ...], change: Callable[[Carry, Here], Carry]) -> tuple[Pass, ...]:
@@ -329,49 +355,18 @@ def slope_of(loss: Loss, moving: Params, still: Params, batch: Batch, here: Here
 
 def _lost(loss: Loss, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
     """What a loss returns, if it is what a loss returns; PyTorch's own complaint would not name it."""
-    told = loss(params, batch, here)
-    pair = isinstance(told, tuple) and len(told) == 2 and isinstance(told[1], dict)
-    if pair and isinstance(told[0], Tensor) and told[0].dim() == 0:
-        return told
+    found = loss(params, batch, here)
+    pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)
+    if pair and isinstance(found[0], Tensor) and found[0].dim() == 0:
+        return found
+    given = f"a {type(found).__name__}"
     if pair:
-        given = f"a value of shape {tuple(told[0].shape)}" if isinstance(told[0], Tensor) else repr(told[0])
-    else:
-        given = f"a {type(told).__name__}"
+        given = f"a value of shape {tuple(found[0].shape)}" if isinstance(found[0], Tensor) else repr(found[0])
     place = place_of_function(loss)
     raise TypeError(
         f"{place}: the loss returned {given}; expected (value, buffers): a scalar tensor, and the network's new "
         "buffers as here.model(…, train=True) returns them ({} if none)"
     )
-
-
-def _learning(
-    update: Callable[[Params, Params, Batch, Here], Update],
-    optimiser: Optimiser,
-    trains: Partition,
-    how: dict[str, Any],
-    watch: Callable[[Params, Carry, Batch, Here], dict[str, Tree]] = lambda slope, carry, batch, here: carry.kept,
-) -> Pass:
-    """A pass that moves `trains` by `optimiser` along the gradient that `update` returns."""
-
-    def begin(carry: Carry, here: Here) -> Carry:
-        moving = {n: carry.params[n] for n in trains(carry.params, here.model)}
-        loss = carry.kept.get("loss", torch.stack((here.n * 0, here.n * 0)))  # loss x samples, samples
-        return replace(carry, opt=optimiser.open(moving), kept={**carry.kept, "loss": loss})
-
-    def step(carry: Carry, batch: Batch, here: Here) -> Carry:
-        names = set(trains(carry.params, here.model))
-        moving = {n: p for n, p in carry.params.items() if n in names}
-        still = {n: p for n, p in carry.params.items() if n not in names}
-        slope, value, buffers = update(moving, still, batch, here)
-        moved, opt = optimiser.update(slope, carry.opt, moving)
-        new = {**carry.params, **buffers, **moved}
-        count = batch.mask.sum()
-        loss = carry.kept["loss"] + torch.stack((value.detach() * count, count))
-        params = {n: new[n] for n in carry.params}  # the order of the names is part of the tree
-        return Carry(params, {**watch(slope, carry, batch, here), "loss": loss}, opt)
-
-    copies = how.get("copies", Pass.copies) + held_by(optimiser)
-    return Pass(step, open=begin, close=lambda carry, here: replace(carry, opt=()), **{**how, "copies": copies})
 
 
 OPTIMISERS = ("sgd", "adam", "rmsprop")

@@ -6,7 +6,7 @@ both sides agreed on, facts (a JSON object, anything small), and whether leaves 
 not counted.
 
 Whoever reads has a template: a tree of the same kinds, names, shapes and types. Everything that arrives is held against
-it (types, shapes, finite, within the range that a `Sum` declares, in nobody else's name); what is wrong is named in a
+it (types, shapes, finite, in nobody else's name); what is wrong is named in a
 `CodecError`, and nothing else is ever raised for bytes, whoever made them. `Sparse` leaves numbers out, which are then
 the template's; a kind may also have a form of its own on the wire (`to_arrays` and `from_arrays`).
 """
@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from posterity.core.messages import Bag, Mean, Moments, Offer, Rows, Sparse, Sum, packed, unpacked
+from posterity.core.messages import Bag, Mean, Moments, Offer, Rows, Sparse, packed, unpacked
 from posterity.core.tree import Tree, is_node, tree_leaves, tree_named, tree_parts, tree_with_parts, unshared
 
 HEADER = "posterity"  # the header's name in the metadata
@@ -138,8 +138,6 @@ class _Reader(_Walk):
 
     def walk(self, tree: Tree, path: str, keep: Keep) -> Tree:
         found = super().walk(tree, path, keep)
-        if isinstance(tree, Sum) and tree.within is not None:
-            _check_range(found, path)
         if isinstance(tree, (Mean, Moments)) and any(bool((w < 0).any()) for w in tree_leaves(found.weight)):
             raise CodecError(f"{path}/weight is negative somewhere: a client can count for nothing, not for less")
         if isinstance(tree, (Bag, Rows)) and not torch.equal(found.client, tree.client):
@@ -189,14 +187,6 @@ class _Take:
 
     def has(self, name: str) -> bool:
         return _below(self.path, name) in self.reader.arrays
-
-
-def _check_range(found: Sum, path: str) -> None:
-    low, high = found.within or (0.0, 0.0)
-    for leaf in tree_leaves(found.value):
-        if leaf.numel() and not bool(((leaf >= low) & (leaf <= high)).all()):
-            given = f"{leaf.min():.4g} to {leaf.max():.4g}"
-            raise CodecError(f"{path} holds numbers from {given}; declared are {low} to {high}")
 
 
 def _with_leaf(tree: Tree, prefix: str, name: str, leaf: Tensor) -> Tree:

@@ -93,7 +93,7 @@ def _weighed(part: Any, log_share: float) -> Any:
     if isinstance(part, LogMean):
         return LogMean(part.log_weight + log_share, part.value)
     if isinstance(part, Sum):
-        return Sum(tree_map(lambda v: v * share, part.value), part.within)
+        return Sum(tree_map(lambda v: v * share, part.value))
     return None
 
 

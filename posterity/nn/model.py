@@ -177,22 +177,18 @@ class Model(Network):
 
     @cached_property
     def heads(self) -> tuple[str, ...]:
-        """Names of the sub-modules given as the head."""
         return (self.head,) if isinstance(self.head, str) else tuple(self.head)
 
     @cached_property
     def leaves(self) -> tuple[str, ...]:
-        """All parameters and floating buffers, in the module's order."""
         return tuple(leaves_of(self.module))
 
     @cached_property
     def buffers(self) -> frozenset[str]:
-        """Leaves that are computed, not trained: running statistics."""
         return frozenset(self.leaves) - {n for n, _ in self.module.named_parameters()}
 
     @cached_property
     def trainable(self) -> frozenset[str]:
-        """Leaves that gradients move: parameters that ask for one."""
         return frozenset(n for n, p in self.module.named_parameters() if p.requires_grad)
 
     @cached_property
@@ -203,13 +199,11 @@ class Model(Network):
 
     @cached_property
     def head_names(self) -> frozenset[str]:
-        """Leaves of the head, its buffers included."""
         tops = [*self.heads, *(n for n, _ in self._tail)]
         return frozenset(n for n in self.leaves if any(n == top or n.startswith(top + ".") for top in tops))
 
     @cached_property
     def base_names(self) -> frozenset[str]:
-        """Leaves before the head."""
         return frozenset(self.leaves) - self.head_names
 
     @cached_property
@@ -231,7 +225,6 @@ class Model(Network):
 
     @cached_property
     def feature_dim(self) -> int:
-        """Length of the feature vector that `features` returns and `classify` takes."""
         return int(torch.Size(self.feature_shape).numel())
 
     # --- weights -------------------------------------------------------------------------------------------------
@@ -257,15 +250,12 @@ class Model(Network):
 
     @cached_property
     def conv_backend(self) -> str:
-        """How its convolutions are computed; empty if it has none."""
         return way_of(self.module)
 
     def conv_backends(self, device: str) -> tuple[Way, ...]:
-        """What could compute its convolutions on a device, the usual one last; none if it has none."""
         return possible_ways(device) if self.conv_backend else ()
 
     def with_conv_backend(self, backend: Way) -> Model:
-        """The same network whose convolutions are computed by another backend; itself if it has none."""
         module = copy.deepcopy(self.module)
         return replace(self, module=module) if rewire(module, backend) else self
 
