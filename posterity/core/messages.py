@@ -35,7 +35,6 @@ from torch import Tensor
 from posterity.core.tree import (
     STATIC,
     Tree,
-    finite_rows,
     record,
     tree_bytes,
     tree_cast,
@@ -297,17 +296,6 @@ def _widened(part: Any) -> Any:
 def zero_like(total: Message) -> Message:
     """The total of no clients."""
     return {name: part.zero() for name, part in total.items()}
-
-
-def message_bytes(stack: Message) -> int:
-    """Bytes that a stack of messages takes on its way to the server."""
-    return sum(wire_bytes(part) for part in stack.values())
-
-
-def acceptable(stack: Message) -> Tensor:
-    """Which clients of a stack sent finite numbers (clients,)."""
-    verdicts = [finite_rows(leaf) for part in stack.values() for leaf in tree_leaves(part)]
-    return torch.stack(verdicts).all(0) if verdicts else torch.ones(0, dtype=torch.bool)
 
 
 def _on_host(tree: Tree) -> Tree:

@@ -12,7 +12,7 @@ method, could not use them: that a method's functions fit each other is for the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol, cast, get_args
 
@@ -172,11 +172,6 @@ class Facts:
     classes: int
     key: Tensor = field(default_factory=lambda: make_key(0))
     public: int = 0
-
-    @staticmethod
-    def of(counts: Sequence[int], classes: int, key: Tensor, public: int = 0) -> Facts:
-        """From what clients register: each one that may take part says how many training samples it has."""
-        return Facts(len(counts), sum(counts), classes, key, public)
 
 
 def check_round(number: int) -> None:

@@ -166,7 +166,7 @@ def tree_bytes(tree: Tree) -> int:
 
 def tree_finite(tree: Tree) -> Tensor:
     """Whether each client of a stacked tree is finite throughout: one boolean per row of the first axis."""
-    rows = [finite_rows(leaf) for leaf in tree_leaves(tree) if leaf.is_floating_point()]
+    rows = [finite_rows(leaf) for leaf in tree_leaves(tree)]
     return torch.stack(rows).all(0) if rows else torch.ones(0, dtype=torch.bool)
 
 

@@ -34,7 +34,7 @@ def first_state(sim: Simulation) -> State:
     """
     federation, public = sim.federation, sim.federation.public
     counts = federation.train.sizes[: federation.members].tolist()
-    known = Facts.of(counts, federation.classes, sim.server.cpu(), 0 if public is None else len(public))
+    known = Facts(len(counts), sum(counts), federation.classes, sim.server.cpu(), 0 if public is None else len(public))
     return sim.method.init(sim.model, sim.initial, known)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posterity.core.messages import Message, acceptable, fold_stack, merge, message_bytes, wire_bytes
+from posterity.core.messages import Message, fold_stack, merge, wire_bytes
 from posterity.core.protocol import Method, Now, State
 from posterity.core.tree import Tree, tree_finite, tree_leaves, tree_like, tree_named, tree_rows
 from posterity.engine.client import Visit
@@ -137,7 +137,7 @@ class Accumulator:
     def of(clients: Tensor, offered: Tree, visit: Visit) -> Accumulator:
         """The sum of one stack."""
         sent, records, seen = visit.message, visit.record, visit.loss
-        down, up = wire_bytes(offered[0]) * len(clients) + wire_bytes(offered[1]), message_bytes(sent)
+        down, up = wire_bytes(offered[0]) * len(clients) + wire_bytes(offered[1]), wire_bytes(sent)
         sizes = largest_sent(sent, len(clients)).to(clients.device)
         part, good = fold_stack(sent), _accepted(sent, records, sizes)
         refused: list[Refusal] = []
@@ -200,14 +200,14 @@ def next_state(method: Method, state: State, total: Message, now: Now) -> tuple[
 
 def _accepted(sent: Message, records: Tree, sizes: Tensor) -> Tensor:
     """Which clients of a stack sent a usable message and hold a finite record."""
-    verdicts = [v for v in (acceptable(sent), tree_finite(records)) if len(v)]
-    return torch.stack([sizes <= USABLE, *verdicts]).all(0)
+    finite = tree_finite((sent, records))
+    return (sizes <= USABLE) & finite if len(finite) else sizes <= USABLE
 
 
 def _reason(size: float) -> str:
     if math.isfinite(size) and size > USABLE:
         return f"it holds a number of magnitude {size:.3g}; what can be used ends at {USABLE:.2g}"
-    return "not finite or outside its declared range"
+    return "not finite"
 
 
 def rolled_back(log: RoundLog, why: str) -> RoundLog:

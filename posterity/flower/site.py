@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.core.messages import Message, Offer, acceptable
+from posterity.core.messages import Message, Offer
 from posterity.core.protocol import Method, Personal
 from posterity.core.tree import tree_finite, tree_map, tree_named
 from posterity.data.federation import Federation
@@ -135,8 +135,8 @@ def _visit(site: ClientSite, asked: ClientQuestion, data: bytes) -> bytes:
         return _reply(site, found, {}, reply)
     done = visit_client(found.machine, found.offer.shared, found.offer.own, found.record, round)
     one = tree_map(lambda leaf: leaf[None], (done.message, done.record))
-    if not all(bool(verdict.all()) for verdict in (acceptable(one[0]), tree_finite(one[1]))):
-        return _reply(site, found, {}, {**reply, "refused": "not finite or outside its declared range"})
+    if not bool(tree_finite(one).all()):
+        return _reply(site, found, {}, {**reply, "refused": "not finite"})
     if not asked.trial:
         found.files.write(done.record, round, {asked.counted, _counted_in_offer(site)})
     enough = len(mine.rows["train"]) >= site.config.least

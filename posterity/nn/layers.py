@@ -209,10 +209,6 @@ class Norm(nn.Module):
             raise ValueError(f"The mask has shape {tuple(self.mask.shape)} but the norm's input {tuple(x.shape)}.")
         return self.mask != 0
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        state_dict.pop(prefix + "num_batches_tracked", None)  # PyTorch's counter: only its momentum=None reads it
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
 
 class KeyedDropout(nn.Module):
     """`nn.Dropout` (whole channels with `channels=True`) whose draw is a function of a key and of the layer's index.
@@ -224,8 +220,6 @@ class KeyedDropout(nn.Module):
 
     def __init__(self, p: float = 0.5, channels: bool = False, index: int = 0) -> None:
         super().__init__()
-        if not 0.0 <= p <= 1.0:
-            raise ValueError(f"Dropout's p is a probability, not {p}.")
         self.p, self.channels, self.index = p, channels, index
         self.uses = 0  # times used in the call under way: a layer used twice draws twice
         self.register_buffer("key", None, persistent=False)  # (2,) int64

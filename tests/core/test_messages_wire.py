@@ -11,7 +11,6 @@ from posterity.core.messages import (
     Sum,
     fold_stack,
     merge,
-    message_bytes,
     packed,
     unpacked,
     wire_bytes,
@@ -29,7 +28,7 @@ def test_bytes_less_what_is_not_sent():
     mean, unsent = stack([8, 4])
     assert wire_bytes(mean) == tree_bytes(mean) == 56
     assert wire_bytes(Sparse(mean, unsent)) == 44
-    assert message_bytes({"params": Sparse(mean, unsent), "n": Sum(torch.ones(2))}) == 44 + 8
+    assert wire_bytes({"params": Sparse(mean, unsent), "n": Sum(torch.ones(2))}) == 44 + 8
 
 
 def test_layers_of_sparsity_add_up():

@@ -41,7 +41,9 @@ def apart(sim):
     federation, method = sim.federation, sim.method
     counts = [len(site_of(sim, k).rows["train"]) for k in range(federation.members)]  # what sites register
     public = federation.x[federation.public]
-    state = method.init(sim.model, sim.initial, Facts.of(counts, federation.classes, sim.server, len(public)))
+    state = method.init(
+        sim.model, sim.initial, Facts(len(counts), sum(counts), federation.classes, sim.server, len(public))
+    )
     records = {}
     for number, cohort in enumerate(COHORTS, 1):
         accumulator, kept = Accumulator(), {}

@@ -158,7 +158,7 @@ def is_by_class(gathered, classes):
 def facts_of(federation):
     counts = federation.train.counts[: federation.members].tolist()
     public = 0 if federation.public is None else len(federation.public)
-    return Facts.of(counts, federation.classes, make_key(0), public)
+    return Facts(len(counts), sum(counts), federation.classes, make_key(0), public)
 
 
 # --- files of a site's own ---------------------------------------------------------------------------------------

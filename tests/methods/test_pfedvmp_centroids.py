@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posterity.core.gaussian import Gaussian
-from posterity.core.messages import Mean, Sum, acceptable, fold_stack, merge, message_bytes, zero_like
-from posterity.core.tree import tree_bytes, tree_leaves, tree_map, tree_stack
+from posterity.core.messages import Mean, Sum, fold_stack, merge, wire_bytes, zero_like
+from posterity.core.tree import tree_bytes, tree_finite, tree_leaves, tree_map, tree_stack
 from posterity.methods.pfedvmp.class_statistics import describe_classes
 from posterity.methods.pfedvmp.factors import (
     FORMS,
@@ -48,7 +48,7 @@ def sent(counts, d, form, dtype=torch.float32, seed=0):
 
 def up(part):
     """Bytes of one client's part, as the engine counts them."""
-    return message_bytes({"classes": tree_stack([part])})
+    return wire_bytes({"classes": tree_stack([part])})
 
 
 def test_bytes_of_the_specification():
@@ -59,15 +59,15 @@ def test_bytes_of_the_specification():
 
 def test_other_kinds_cost_what_their_leaves_hold():
     stack = {"a": Sum(torch.zeros(3, 5)), "b": Mean(torch.ones(3), {"w": torch.zeros(3, 2, 2, dtype=DOUBLE)})}
-    assert message_bytes(stack) == tree_bytes(stack) == 3 * (5 * 4 + 4 + 4 * 8)
+    assert wire_bytes(stack) == tree_bytes(stack) == 3 * (5 * 4 + 4 + 4 * 8)
 
 
 def test_numbers_that_are_not_finite_are_counted_and_refused():
     part = sent((4, 2), 3, "symmetric")
     ill = tree_map(lambda leaf: torch.full_like(leaf, torch.nan), part)
     stack = {"classes": tree_stack([part, ill])}
-    assert message_bytes(stack) == 2 * up(part)
-    assert acceptable(stack).tolist() == [True, False]
+    assert wire_bytes(stack) == 2 * up(part)
+    assert tree_finite(stack).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("form", FORMS)

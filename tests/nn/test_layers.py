@@ -116,13 +116,6 @@ def test_norm_writes_nothing_in_place_and_keeps_float32():
     assert all(torch.equal(t, state[n]) for n, t in norm.state_dict().items())
 
 
-def test_norm_loads_a_batch_norm_state_and_has_no_counter():
-    plain = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4))
-    ours = twin(plain)
-    assert set(ours.state_dict()) == {n for n in plain.state_dict() if not n.endswith("num_batches_tracked")}
-    ours.load_state_dict(plain.state_dict())
-
-
 def test_norm_refuses_what_it_cannot_do():
     with pytest.raises(ValueError, match="momentum=None"):
         twin(nn.BatchNorm1d(3, momentum=None))
@@ -182,8 +175,6 @@ def test_dropout_in_eval_p_zero_p_one_and_without_key():
     assert (KeyedDropout(1.0)(x) == 0).all()
     with pytest.raises(ValueError, match="key"):
         KeyedDropout(0.5)(x)
-    with pytest.raises(ValueError, match="probability"):
-        KeyedDropout(1.5)
 
 
 def test_dropout_under_vmap_equals_a_loop():

@@ -15,12 +15,20 @@ from posterity.core.messages import (
     Moments,
     Rows,
     Sum,
-    acceptable,
     fold_stack,
     merge,
     zero_like,
 )
-from posterity.core.tree import tree_bytes, tree_cast, tree_leaves, tree_map, tree_named, tree_rows, tree_stack
+from posterity.core.tree import (
+    tree_bytes,
+    tree_cast,
+    tree_finite,
+    tree_leaves,
+    tree_map,
+    tree_named,
+    tree_rows,
+    tree_stack,
+)
 
 KINDS = ("sum", "mean", "mean per number", "log mean", "moments", "rows", "bag")
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -298,9 +306,9 @@ def test_two_rows_of_one_client_in_one_stack_are_refused():
 
 def test_only_finite_messages_are_acceptable():
     value = torch.tensor([[0.0, 1.0], [0.5, torch.nan], [0.5, -0.1], [1.0, 1.1], [torch.inf, 0.0]])
-    assert acceptable({"it": Sum(value)}).tolist() == [True, False, True, True, False]
+    assert tree_finite({"it": Sum(value)}).tolist() == [True, False, True, True, False]
     weight = torch.tensor([1.0, torch.nan, 1.0, 1.0, 1.0])
-    assert acceptable({"a": Mean(weight, {"t": torch.ones(5, 2)}), "b": Sum(value)}).tolist() == [
+    assert tree_finite({"a": Mean(weight, {"t": torch.ones(5, 2)}), "b": Sum(value)}).tolist() == [
         True, False, True, True, False]  # fmt: skip
 
 
