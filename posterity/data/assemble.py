@@ -8,6 +8,7 @@ sentences about wrong ones stand here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -58,7 +59,7 @@ def assemble(pool: Pool, spec: FederationSpec) -> Federation:
     names = tuple(found.names[k] for k in order)
     y = _spoilt(pool, names, train, seed)
     notes = (*pool.notes, *found.notes, *_remarks(pool, names, train, held, share, late))
-    notes += tuple(remarks(pool, names, train, held, members))
+    notes = (*notes, *remarks(pool, names, train, held, members))
     public = None
     if given:
         train, public = give_public(train, members, given, seed)
@@ -106,25 +107,24 @@ def _spoilt(pool: Pool, names: tuple[str, ...], train: list[Tensor], seed: int) 
 
 def _remarks(
     pool: Pool, names: tuple[str, ...], train: list[Tensor], held: list[Tensor], share: float, late: int
-) -> list[str]:
-    notes = []
+) -> Iterator[str]:
     if late:
-        notes.append(f"newcomers: the last {late} clients take no part in training")
+        yield f"newcomers: the last {late} clients take no part in training"
     if untrained := sum(not len(rows) for rows in train):
-        notes.append(f"clients without training data, which are never asked to train: {untrained}")
+        yield f"clients without training data, which are never asked to train: {untrained}"
     if share and (unscored := sum(not len(rows) for rows in held)):
-        notes.append(f"clients with too little data to hold anything out, which are not scored: {unscored}")
+        yield f"clients with too little data to hold anything out, which are not scored: {unscored}"
     if pool.outlier is not None:
-        notes.append(f"outlier: the training labels of {pool.owner_names[pool.outlier]} are shuffled")
+        yield f"outlier: the training labels of {pool.owner_names[pool.outlier]} are shuffled"
     if pool.scale != "none":
         who = "its own" if pool.scale == "client" else "all members'"
-        notes.append(f"features are standardised for each client by {who} training rows")
+        yield f"features are standardised for each client by {who} training rows"
     single = [name for name, rows in zip(names, train, strict=True) if len(rows) == 1]
     if pool.scale == "client" and single:
         who = f"clients with a single training row: {len(single)} ({listed(single, 5)})"
-        notes.append(f"{who}. It says where their features lie and not how far they spread: their other rows are in "
-                     f"raw units, and their scores mean nothing; give {tell_option('scale', 'all')}")  # fmt: skip
-    return notes
+        why = "their other rows are in raw units, and their scores mean nothing"
+        where = "It says where their features lie and not how far they spread"
+        yield f"{who}. {where}: {why}; give {tell_option('scale', 'all')}"
 
 
 def shrink(pool: Pool, spec: FederationSpec) -> tuple[Pool, set[int]]:

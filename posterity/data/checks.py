@@ -63,7 +63,7 @@ def _lonely(pool: Pool, names: tuple[str, ...], groups: list[Tensor]) -> Iterato
     """A remark on clients whose rows are all of one class, in files of the user."""
     if not pool.may_repeat or pool.task == "regression":
         return
-    kinds = [len(pool.y[rows].unique()) for rows in groups]
+    kinds = [len(torch.unique(pool.y[rows])) for rows in groups]
     lonely = [name for name, kind in zip(names, kinds, strict=True) if kind == 1]
     if lonely:
         shown = listed(lonely, 5)

@@ -8,7 +8,7 @@ names, and labels of public rows, may be anything: nobody reads them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
@@ -188,8 +188,8 @@ def check_federation(federation: Federation) -> Federation:
             check_targets(federation.y, federation.task, federation.classes, whose, federation.describe_owner, rows)
     used = _mask([*parts.values(), federation.public], len(federation.y))
     check_features(federation.x, whose, (), used, federation.describe_owner)
-    notes = [note for note in _shared(federation) if note not in federation.notes]
-    return replace(federation, notes=(*federation.notes, *notes)) if notes else federation
+    notes = tuple(note for note in _shared(federation) if note not in federation.notes)
+    return replace(federation, notes=federation.notes + notes) if notes else federation
 
 
 def _check_clients(federation: Federation, whose: str) -> None:
@@ -245,13 +245,10 @@ def _mask(groups: list[Tensor | None], size: int) -> Tensor:
     return here
 
 
-def _shared(federation: Federation) -> list[str]:
+def _shared(federation: Federation) -> Iterator[str]:
     """Rows that several clients have in one part: one test set for everybody is no mistake, but a reader must know."""
-    notes = []
     for name, kind in KINDS.items():
-        rows = getattr(federation, name).rows
-        twice = torch.nonzero(torch.bincount(rows) > 1)[:, 0] if len(rows) else rows
+        twice = torch.nonzero(torch.bincount(getattr(federation, name).rows) > 1)[:, 0]
         if len(twice):
             given = f"{len(twice)} {kind} rows stand more than once in {name} (the first is row {int(twice[0])})"
-            notes.append(f"{given}: clients share them, or one has them twice")
-    return notes
+            yield f"{given}: clients share them, or one has them twice"

@@ -312,18 +312,13 @@ def major(y: Tensor, clients: int, rng: Generator, kinds: int, share: float, lit
     return deal(labels, round_shares(law, n, order), rng)
 
 
-def quantity(
-    y: Tensor, clients: int, alpha: float, rng: Generator, minimum: int = 10, by_rank: bool = False
-) -> list[Tensor]:
-    """Clients differ in size only: sizes from Dirichlet(alpha), or proportional to rank^-alpha; labels are IID."""
+def quantity(y: Tensor, clients: int, alpha: float, rng: Generator, minimum: int = 10) -> list[Tensor]:
+    """Clients differ in size only: sizes from Dirichlet(alpha); labels are IID."""
     check_clients(y, clients)
     check_alpha(alpha)
 
     def draw() -> Counts:
-        if not by_rank:
-            return cut(rng.dirichlet(np.full(clients, alpha)), len(y), rng)[:, None]
-        weight = rng.permutation(np.arange(1, clients + 1) ** -float(alpha))
-        return cut(weight / weight.sum(), len(y), rng)[:, None]
+        return cut(rng.dirichlet(np.full(clients, alpha)), len(y), rng)[:, None]
 
     return deal(np.zeros(len(y), dtype=np.int64), resample(draw, len(y), clients, minimum), rng)
 
@@ -351,7 +346,6 @@ RULES = {
         Rule("major", major, ("kinds", "share"), 1, "major:2:0.2"),
         Rule("major-literal", partial(major, literal=True), ("kinds", "share")),
         Rule("quantity", quantity, ("alpha", "minimum"), 2, "quantity:1"),
-        Rule("quantity-power", partial(quantity, by_rank=True), ("alpha", "minimum"), 2),
         Rule("iid", iid, (), 2, "iid"),
         Rule("natural", None),
     )

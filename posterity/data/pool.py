@@ -184,8 +184,7 @@ def as_tensors(record: T, names: tuple[str, ...], whose: str) -> T:
         small = name == "y" and not value.is_floating_point() and value.dtype not in (torch.int64, torch.int32)
         if value is not given or small:
             made[name] = value.long() if small else value
-    changed: T = replace(record, **made)  # type: ignore[type-var]
-    return changed if made else record
+    return replace(record, **made) if made else record  # type: ignore[type-var]
 
 
 def tensor_of(given: Any, what: str) -> Tensor:

@@ -155,8 +155,7 @@ def _module(name: str) -> Any:
 def _find(name: str) -> Callable[..., Any]:
     """The function of a dataset: `load` of a file of `data/datasets`, or one of your own."""
     if name in _names():
-        found: Callable[..., Any] = _module(name).load
-        return found
+        return _module(name).load
     if ":" not in name:
         raise DataError(f"dataset {name!r} is not known and is not a path; {nearest(name, _names())}")
     try:

@@ -11,7 +11,7 @@ import math
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -165,33 +165,31 @@ def _ece_flat(s: Statistics) -> Tensor:
     return (s.flat_gaps * s.scores.flat[..., 0]).nansum(1) / (s.n * s.scores.classes)  # dropped ones count in the total
 
 
+_of_classes = partial(Metric, task="classification")
+_of_two = partial(_of_classes, classes=2)  # class 1 is the positive one
+_of_rows = partial(_of_two, source="rows")
+
 METRICS: tuple[Metric, ...] = (
     Metric("mse", "MSE", "lower", lambda s: s.scores.square / s.n, noun="mean squared error", task="regression",
            row_mean=True, goal=True),
-    Metric("accuracy", "Accuracy", "higher", lambda s: s.scores.correct / s.n, PERCENT, noun="accuracy",
-           task="classification", row_mean=True, goal=True),
-    Metric("balanced_accuracy", "Balanced accuracy", "higher", _balanced_accuracy, PERCENT, task="classification",
-           wide_only=True),
-    Metric("auroc", "AUROC", "higher", lambda s: s.auroc_auprc[0], task="classification", classes=2, source="rows"),
-    Metric("auprc", "AUPRC", "higher", lambda s: s.auroc_auprc[1], task="classification", classes=2, source="rows",
-           listed=False, wide_only=True),
-    Metric("sensitivity", "Sensitivity", "higher", lambda s: s.recall[:, 1], PERCENT, task="classification", classes=2,
-           listed=False, wide_only=True),  # class 1 is the positive one
-    Metric("specificity", "Specificity", "higher", lambda s: s.recall[:, 0], PERCENT, task="classification", classes=2,
-           listed=False, wide_only=True),
+    _of_classes("accuracy", "Accuracy", "higher", lambda s: s.scores.correct / s.n, PERCENT, noun="accuracy",
+                row_mean=True, goal=True),
+    _of_classes("balanced_accuracy", "Balanced accuracy", "higher", _balanced_accuracy, PERCENT, wide_only=True),
+    _of_rows("auroc", "AUROC", "higher", lambda s: s.auroc_auprc[0]),
+    _of_rows("auprc", "AUPRC", "higher", lambda s: s.auroc_auprc[1], listed=False, wide_only=True),
+    _of_two("sensitivity", "Sensitivity", "higher", lambda s: s.recall[:, 1], PERCENT, listed=False, wide_only=True),
+    _of_two("specificity", "Specificity", "higher", lambda s: s.recall[:, 0], PERCENT, listed=False, wide_only=True),
     Metric("nll", "NLL", "lower", lambda s: s.scores.nll / s.n, row_mean=True),
-    Metric("brier", "Brier", "lower", lambda s: s.scores.brier / s.n, task="classification", row_mean=True,
-           wide_only=True),
-    Metric("ece", "ECE", "lower", _ece, task="classification"),
-    Metric("mce", "MCE", "lower", lambda s: _largest(s.gaps, s.n), task="classification", listed=False,
-           table="further"),
-    Metric("ece_flat", "ECE, all classes", "lower", _ece_flat, task="classification", listed=False, table="further"),
-    Metric("mce_flat", "MCE, all classes", "lower", lambda s: _largest(s.flat_gaps, s.n), task="classification",
-           listed=False, table=None),
-    Metric("calibration_slope", "Calibration slope", 1.0, lambda s: s.slope_intercept[0], task="classification",
-           classes=2, source="rows", listed=False, table="further"),
-    Metric("calibration_intercept", "Calibration intercept", 0.0, lambda s: s.slope_intercept[1],
-           task="classification", classes=2, source="rows", listed=False, table="further"),
+    _of_classes("brier", "Brier", "lower", lambda s: s.scores.brier / s.n, row_mean=True, wide_only=True),
+    _of_classes("ece", "ECE", "lower", _ece),
+    _of_classes("mce", "MCE", "lower", lambda s: _largest(s.gaps, s.n), listed=False, table="further"),
+    _of_classes("ece_flat", "ECE, all classes", "lower", _ece_flat, listed=False, table="further"),
+    _of_classes("mce_flat", "MCE, all classes", "lower", lambda s: _largest(s.flat_gaps, s.n), listed=False,
+                table=None),
+    _of_rows("calibration_slope", "Calibration slope", 1.0, lambda s: s.slope_intercept[0], listed=False,
+             table="further"),
+    _of_rows("calibration_intercept", "Calibration intercept", 0.0, lambda s: s.slope_intercept[1], listed=False,
+             table="further"),
 )  # fmt: skip
 
 TERMS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("terms.toml").read_text(encoding="utf-8"))

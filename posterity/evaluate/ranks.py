@@ -28,8 +28,7 @@ class RankedRows:
     label: Tensor  # (N,) float64, 0 or 1
 
     def __add__(self, other: RankedRows) -> RankedRows:
-        both: RankedRows = tree_cat([self, other])
-        return both
+        return tree_cat([self, other])
 
     def pooled(self) -> RankedRows:
         """All clients as one; padding stays padding."""

@@ -45,8 +45,7 @@ class Scores:
 
     def __add__(self, other: Scores) -> Scores:
         """Scores of the rows of both: the clients are the same, the rows are not."""
-        total: Scores = tree_map(torch.add, self, other)
-        return total
+        return tree_map(torch.add, self, other)
 
     @property
     def clients(self) -> int:
@@ -58,8 +57,7 @@ class Scores:
 
     def pooled(self) -> Scores:
         """All clients as one."""
-        total: Scores = tree_map(lambda leaf: leaf.sum(0, keepdim=True), self)
-        return total
+        return tree_map(lambda leaf: leaf.sum(0, keepdim=True), self)
 
 
 def zero(clients: int, classes: int, device: torch.device | str = "cpu") -> Scores:
@@ -72,8 +70,7 @@ def zero(clients: int, classes: int, device: torch.device | str = "cpu") -> Scor
 
 def joined(parts: list[Scores]) -> Scores:
     """Clients of all parts, one after the other."""
-    scores: Scores = tree_cat(parts)
-    return scores
+    return tree_cat(parts)
 
 
 def score(outputs: Tensor, y: Tensor, offsets: Tensor, classes: int, task: Task) -> Scores:

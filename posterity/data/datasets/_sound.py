@@ -49,8 +49,7 @@ def thinned(sound: Array, by: int) -> Array:
     taps, half = _low_pass(by), REACH * by
     padded = np.pad(sound, (half, half + by))
     windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)[::by]
-    found: Array = (windows @ taps)[: -(-len(sound) // by)]
-    return found
+    return (windows @ taps)[: -(-len(sound) // by)]
 
 
 @cache
@@ -90,8 +89,7 @@ def _mel_bands() -> Array:
     frequency = np.fft.rfftfreq(WINDOW, 1 / RATE)
     left, middle, right = (corners[i : i + BANDS, None] for i in range(3))
     rising, falling = (frequency - left) / (middle - left), (right - frequency) / (right - middle)
-    bands: Array = np.maximum(0, np.minimum(rising, falling))
-    return bands
+    return np.maximum(0, np.minimum(rising, falling))
 
 
 def read_spoken(name: str, path: Path, published: int, person: Callable[[str], str] = str) -> Pool:
@@ -105,9 +103,6 @@ def read_spoken(name: str, path: Path, published: int, person: Callable[[str], s
         raise DataError(f"{given}; expected {published:,} of them; fetch it again")
     rows = sorted(clips)
     people = list(dict.fromkeys(speaker for speaker, _, _ in rows))
-    x, y, owner = (
-        np.stack([clips[row] for row in rows]),
-        [row[1] for row in rows],
-        [people.index(row[0]) for row in rows],
-    )
+    x, y = np.stack([clips[row] for row in rows]), [digit for _, digit, _ in rows]
+    owner = [people.index(speaker) for speaker, _, _ in rows]
     return labelled(name, x, y, DIGITS, owner=owner, people=map(person, people), published=published, what="clips")
