@@ -51,7 +51,6 @@ class BatchPlan:
     most: int  # clients of the federation that could be in one such batch
 
     def length(self) -> int:
-        """Steps until the last client has finished."""
         return max(1, int(self.steps.max()))
 
     def active(self) -> list[int]:
@@ -175,7 +174,6 @@ def plan_batches(work: Pass, part: Part, clients: Tensor, keys: Tensor, traces: 
 def _playlist(
     work: Pass, part: Part, clients: Tensor, count: Tensor, epochs: Tensor, keys: Tensor, traces: TraceCache | None
 ) -> Tensor:
-    """The rows of all clients in the order in which they are seen."""
     asked, device = torch.stack((clients, epochs)), keys.device
     last = TraceEntry() if traces is None else traces.entry(work, "layout", Same(part))
     if last.value is None or not torch.equal(last.value[0], asked):

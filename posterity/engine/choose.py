@@ -170,6 +170,5 @@ def _slopes(model: Network, params: Params, x: Tensor) -> Params:
 
 
 def _distances(found: Params, right: Params) -> dict[str, float]:
-    """How far each gradient is from the right one, of that one's length."""
     least = SLIGHT * torch.stack([theirs.norm() for theirs in right.values()]).norm()
     return {n: float((found[n] - theirs).norm() / torch.maximum(theirs.norm(), least)) for n, theirs in right.items()}

@@ -2,7 +2,7 @@
 
 A site has its own samples and what server and clients agree on before the first round; it never sees the server's state
 or other clients. `visit_client` trains, `predict_client` judges, both on plain tensors. The loop is made of the same
-steps (`train`, `answer`), so what is simulated is what a client on a network does. A site without samples tells a
+steps (`work`, `answer`), so what is simulated is what a client on a network does. A site without samples tells a
 server the structure of a message before it arrives (`message_like`).
 """
 
@@ -25,6 +25,7 @@ from posterity.engine.augment import Augmentation, augmented
 from posterity.engine.batches import BuildBatch, build_batch, plan_batches
 
 PREDICT_ROWS = 128  # samples of one client that are predicted at once; part of the draws of methods with noise
+Passes = tuple[Pass, ...]
 FIRST = torch.zeros(1, dtype=torch.int64)  # the one client of a site's own part
 
 
@@ -53,9 +54,9 @@ class Setting(Protocol):
     @property
     def initial(self) -> Params: ...
 
-    def passes(self, epochs: int | None = None) -> tuple[Pass, ...]: ...
+    def passes(self, epochs: int | None = None) -> Passes: ...
 
-    def prepare(self) -> tuple[Pass, ...]: ...
+    def prepare(self) -> Passes: ...
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,12 @@ class Site:
     def parts(self) -> dict[str, Part]:
         return {name: Part.of([rows]) for name, rows in self.rows.items()}
 
-    def passes(self, epochs: int | None = None) -> tuple[Pass, ...]:
+    def passes(self, epochs: int | None = None) -> Passes:
         """The passes of a round, or of `adapt(epochs)`."""
         passes = self.method.passes() if epochs is None else self.method.adapt(epochs)
         return augmented(passes, self.augment)
 
-    def prepare(self) -> tuple[Pass, ...]:
+    def prepare(self) -> Passes:
         """The work before any prediction."""
         return self.method.prepare()
 
@@ -97,7 +98,9 @@ class Site:
 
 def visit_client(site: Site, shared: Shared, own: Own, record: Personal | None, round: int) -> Visit:
     """One client's work of a round: its message and its next record."""
-    return train(site, site.passes(), site.receive(shared, own, record, round))
+    here = site.receive(shared, own, record, round)
+    carry = work(site, site.passes(), start(site, at(here, keys.START)), here, keys.TRAIN)
+    return send(site, at(here, keys.MESSAGE), carry)
 
 
 def predict_client(
@@ -116,7 +119,7 @@ def personal_at(site: Site, here: Here, point: str, epochs: int | None = None) -
     return work(site, adapt, carry, here, keys.SCORE)
 
 
-def passes_at(setting: Setting, point: str, epochs: int | None) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
+def passes_at(setting: Setting, point: str, epochs: int | None) -> tuple[Passes, Passes]:
     """The round's own passes, if they come before the prediction at `point`, and those that adapt and prepare."""
     epochs = setting.method.adaptation if epochs is None else epochs
     adapt = setting.passes(epochs if point == "adapted" else 0)
@@ -155,17 +158,12 @@ def start(setting: Setting, here: Here) -> Carry:
     return Carry(setting.method.start(here), {}, ())
 
 
-def train(site: Site, passes: tuple[Pass, ...], here: Here) -> Visit:
-    carry = work(site, passes, start(site, at(here, keys.START)), here, keys.TRAIN)
-    return send(site, at(here, keys.MESSAGE), carry)
-
-
 def send(setting: Setting, here: Here, carry: Carry) -> Visit:
     """What a client says and keeps after its passes; `here` has the key of this stage."""
     return Visit.of(carry, setting.method.message(carry, replace(here, kept=carry.kept)))
 
 
-def work(site: Site, passes: tuple[Pass, ...], carry: Carry, here: Here, stage: int) -> Carry:
+def work(site: Site, passes: Passes, carry: Carry, here: Here, stage: int) -> Carry:
     here = at(here, stage)
     for number, each in enumerate(passes):
         carry = _take(site, each, carry, replace(at(here, number), kept=carry.kept))

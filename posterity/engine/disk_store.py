@@ -277,7 +277,6 @@ class DiskStore(Store):
 
 
 def _check(journal: Journal, clients: int) -> None:
-    """Read all entries of a journal, for their mistakes."""
     for _ in entries(journal, clients):
         pass
 
@@ -333,7 +332,6 @@ def row_width(records: Tree) -> int:
 
 
 def pack_rows(records: Tree) -> Bytes:
-    """A stack of records as one row of bytes per client."""
     flat = [
         leaf.detach().cpu().contiguous().reshape(len(leaf), -1).view(torch.uint8) for _, leaf in tree_named(records)
     ]

@@ -33,7 +33,7 @@ from posterity.data.federation import Part
 from posterity.engine import client, keys
 from posterity.engine.batches import BatchPlan, plan_batches
 from posterity.engine.cache import send
-from posterity.engine.client import PREDICT_ROWS, Visit
+from posterity.engine.client import PREDICT_ROWS, Passes, Visit
 from posterity.engine.simulation import Simulation, at, over, select, solid
 from posterity.settings.names import engine_names
 from posterity.settings.plugins import find_outside
@@ -56,21 +56,21 @@ class Engine(Protocol):
         """A stack of new records, for clients that have none."""
         ...
 
-    def visit(self, sim: Simulation, passes: tuple[Pass, ...], here: Here) -> Visit:
+    def visit(self, sim: Simulation, passes: Passes, here: Here) -> Visit:
         """Every client through the passes of a round, to its message."""
         ...
 
     def predict(
-        self, sim: Simulation, passes: tuple[Pass, ...], adapt: tuple[Pass, ...], here: Here, parts: Sequence[Part]
+        self, sim: Simulation, passes: Passes, adapt: Passes, here: Here, parts: Sequence[Part]
     ) -> list[list[Tensor]]:
         """Outputs for each client's rows of each part, after `passes` that train, and those that adapt and prepare."""
         ...
 
 
-Work = Callable[[Simulation, tuple[Pass, ...], list[Carry], Here, int], list[Carry]]
+Work = Callable[[Simulation, Passes, list[Carry], Here, int], list[Carry]]
 
 
-def work(sim: Simulation, passes: tuple[Pass, ...], carries: list[Carry], here: Here, stage: int) -> list[Carry]:
+def work(sim: Simulation, passes: Passes, carries: list[Carry], here: Here, stage: int) -> list[Carry]:
     sites = [sim.site(number) for number in here.client.tolist()]
     each = zip(sites, carries, _each(here), strict=True)
     return [client.work(site, passes, carry, mine, stage) for site, carry, mine in each]
@@ -93,7 +93,7 @@ class Loop:
     def start(self, sim: Simulation, here: Here) -> list[Carry]:
         return [client.start(sim, mine) for mine in _each(at(sim, here, keys.START))]
 
-    def visit(self, sim: Simulation, passes: tuple[Pass, ...], here: Here) -> Visit:
+    def visit(self, sim: Simulation, passes: Passes, here: Here) -> Visit:
         carries = self.work(sim, passes, self.start(sim, here), here, keys.TRAIN)
         each = zip(_each(at(sim, here, keys.MESSAGE)), carries, strict=True)
         done = [client.send(sim, mine, carry) for mine, carry in each]
@@ -101,7 +101,7 @@ class Loop:
         return Visit(message, record, None if done[0].loss is None else tree_stack([v.loss for v in done]))
 
     def predict(
-        self, sim: Simulation, passes: tuple[Pass, ...], adapt: tuple[Pass, ...], here: Here, parts: Sequence[Part]
+        self, sim: Simulation, passes: Passes, adapt: Passes, here: Here, parts: Sequence[Part]
     ) -> list[list[Tensor]]:
         carries = self.work(sim, passes, self.start(sim, here), here, keys.TRAIN)
         carries = self.work(sim, adapt, carries, here, keys.SCORE)
@@ -114,7 +114,6 @@ class Loop:
 
 
 def _each(here: Here) -> list[Here]:
-    """Every client of a stacked `here` by itself."""
     return [select(here, i) for i in range(len(here.client))]
 
 
@@ -131,7 +130,6 @@ def apply(sim: Simulation, function: Callable[..., Any], here: Here, *stacks: An
 
 
 def take_steps(sim: Simulation, each: Pass, carry: Carry, here: Here, plan: BatchPlan) -> Carry:
-    """All steps of a pass, one call of the mapped function each."""
     step_keys = step_keys_of(sim, here.key, 0, plan.length())  # (steps, m, 2)
     finished: list[Carry] = []
     empty = plan.idle()
@@ -186,12 +184,12 @@ class Stacked:
     def join(self, sim: Simulation, here: Here) -> Personal:
         return solid(self.apply(sim, sim.method.join, at(sim, here, keys.JOIN)))
 
-    def visit(self, sim: Simulation, passes: tuple[Pass, ...], here: Here) -> Visit:
+    def visit(self, sim: Simulation, passes: Passes, here: Here) -> Visit:
         carry = self.work(sim, passes, self.start(sim, here), here, keys.TRAIN)
         return Visit.of(carry, self.message(sim, carry, here))
 
     def predict(
-        self, sim: Simulation, passes: tuple[Pass, ...], adapt: tuple[Pass, ...], here: Here, parts: Sequence[Part]
+        self, sim: Simulation, passes: Passes, adapt: Passes, here: Here, parts: Sequence[Part]
     ) -> list[list[Tensor]]:
         carry = self.work(sim, passes, self.start(sim, here), here, keys.TRAIN)
         carry = self.work(sim, adapt, carry, here, keys.SCORE)
@@ -200,7 +198,7 @@ class Stacked:
     def start(self, sim: Simulation, here: Here) -> Carry:
         return Carry(solid(self.apply(sim, sim.method.start, at(sim, here, keys.START))), {}, ())
 
-    def work(self, sim: Simulation, passes: tuple[Pass, ...], carry: Carry, here: Here, stage: int) -> Carry:
+    def work(self, sim: Simulation, passes: Passes, carry: Carry, here: Here, stage: int) -> Carry:
         here = at(sim, here, stage)
         ids = here.client.cpu()  # once, before there is anything to wait for
         for number, each in enumerate(passes):

@@ -14,13 +14,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from posterity.core.protocol import Carry, Facts, Here, Now, Pass, State
+from posterity.core.protocol import Carry, Facts, Here, Now, State
 from posterity.core.tree import Tree, tree_rows
 from posterity.data.federation import Part
 from posterity.engine import keys, server
 from posterity.engine.blocks import give_back, receive_stack, take_blocks
 from posterity.engine.cache import play
-from posterity.engine.client import Setting, Site, at, passes_at, personal_at
+from posterity.engine.client import Passes, Setting, Site, at, passes_at, personal_at
 from posterity.engine.engines import Engine
 from posterity.engine.server import Accumulator, Refusal, RoundLog
 from posterity.engine.simulation import Simulation
@@ -52,7 +52,7 @@ def visit(sim: Simulation, engine: Engine, state: State, store: Store, cohort: T
 
     def take(clients: Tensor) -> None:
         here, offered = receive_stack(sim, engine, state, store, clients, round)
-        visited.add(clients, offered, engine.visit(sim, passes, here))
+        visited.join(Accumulator.of(clients, offered, engine.visit(sim, passes, here)))
 
     take_blocks(sim, sim.processes.share(cohort), passes, "training", take)
     return visited
@@ -119,7 +119,6 @@ def _played(sim: Simulation, name: str, function: Callable[..., Tree], *trees: T
 
 
 def _sizes(sim: Simulation, visited: Accumulator, cohort: Tensor) -> Mapping[int, float]:
-    """The largest number that each accepted client sent, over all processes."""
     clients = cohort.tolist()
     sizes = sim.processes.all_reduce([visited.sizes.get(client, 0.0) for client in clients])
     return {client: size for client, size in zip(clients, sizes, strict=True) if size}
@@ -147,7 +146,7 @@ class Question:
     newcomers: bool = False
     outside: bool = False  # asked of the client of `sim.outside`, who has no data
 
-    def passes(self, setting: Setting) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
+    def passes(self, setting: Setting) -> tuple[Passes, Passes]:
         """The round's own passes, if they come before the prediction, and those that adapt and prepare."""
         return passes_at(setting, self.point, self.epochs)
 

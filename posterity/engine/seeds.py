@@ -107,7 +107,6 @@ class MultiSeed:
         return MultiSeed(tuple(sims), joint, base, shifts, apart)
 
     def numbers(self, clients: Sequence[Tensor]) -> Tensor:
-        """The numbers in the joint simulation of some clients of each seed."""
         return torch.cat([some + base for some, base in zip(clients, self.base.tolist()[:-1], strict=True)])
 
     def receive_stack(
@@ -149,7 +148,6 @@ class SeedClients:
     offered: Tree
 
     def of(self, visit: Visit) -> Visit:
-        """Their part of what a block sent."""
         sent, kept = (tree_rows(tree, self.places) for tree in (visit.message, visit.record))
         return Visit(sent, kept, None if visit.loss is None else visit.loss[self.places])
 

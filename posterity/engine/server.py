@@ -129,13 +129,9 @@ class Accumulator:
     def accepted(self) -> int:
         return sum(len(clients) for clients, _ in self.records)
 
-    def add(self, clients: Tensor, offered: Tree, visit: Visit) -> None:
-        """What some clients were offered, and a stack of what they sent and would keep; unusable ones are left out."""
-        self.join(Accumulator.of(clients, offered, visit))
-
     @staticmethod
     def of(clients: Tensor, offered: Tree, visit: Visit) -> Accumulator:
-        """The sum of one stack."""
+        """What some clients were offered, and a stack of what they sent and would keep; unusable ones are left out."""
         sent, records, seen = visit.message, visit.record, visit.loss
         down, up = wire_bytes(offered[0]) * len(clients) + wire_bytes(offered[1]), wire_bytes(sent)
         sizes = largest_sent(sent, len(clients)).to(clients.device)

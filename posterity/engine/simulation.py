@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from posterity.core.network import Network
-from posterity.core.protocol import Here, Method, Params, Pass, check_round
+from posterity.core.protocol import Here, Method, Params, check_round
 from posterity.core.random import fold
 from posterity.core.tree import Tree, tree_map, tree_rows
 from posterity.data.federation import Federation, Part
@@ -23,7 +23,7 @@ from posterity.engine import client
 from posterity.engine.augment import Augmentation, augmented
 from posterity.engine.batches import BuildBatch, build_batch
 from posterity.engine.cache import TraceCache, play
-from posterity.engine.client import Site
+from posterity.engine.client import Passes, Site
 from posterity.engine.keys import CLIENT, SERVER, client_keys, fold_key
 from posterity.engine.processes import Processes
 
@@ -55,16 +55,16 @@ class Simulation:
     def dtype(self) -> torch.dtype:
         return next(iter(self.initial.values())).dtype
 
-    def passes(self, epochs: int | None = None) -> tuple[Pass, ...]:
+    def passes(self, epochs: int | None = None) -> Passes:
         """The passes of a round, or of `adapt(epochs)`: made once, so that their recordings are found again."""
         make = self.method.passes if epochs is None else partial(self.method.adapt, epochs)
         key = ("passes", epochs, self.augment)
-        made: tuple[Pass, ...] = self.traces.once(self.method, key, lambda: augmented(make(), self.augment))
+        made: Passes = self.traces.once(self.method, key, lambda: augmented(make(), self.augment))
         return made
 
-    def prepare(self) -> tuple[Pass, ...]:
+    def prepare(self) -> Passes:
         """The work before any prediction, made once too."""
-        made: tuple[Pass, ...] = self.traces.once(self.method, ("passes", "prepare"), self.method.prepare)
+        made: Passes = self.traces.once(self.method, ("passes", "prepare"), self.method.prepare)
         return made
 
     def fold(self, key: Tensor, data: int | Tensor) -> Tensor:
@@ -112,7 +112,6 @@ PER_CLIENT = ("own", "personal", "kept", "client", "n", "steps", "key")  # field
 
 
 def select(here: Here, index: Any) -> Here:
-    """Some clients of a stacked `here`, or one of them unstacked."""
     return replace(here, **{name: tree_rows(getattr(here, name), index) for name in PER_CLIENT})
 
 

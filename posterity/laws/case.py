@@ -16,11 +16,11 @@ from torch import Tensor
 from posterity import models
 from posterity.core.messages import Message
 from posterity.core.network import bind
-from posterity.core.protocol import Here, Method, Pass, Personal
+from posterity.core.protocol import Here, Method, Personal
 from posterity.core.random import fold, make_key, normal, permutation, uniform
 from posterity.core.tree import Tree, tree_cat, tree_map, tree_named, tree_rows
 from posterity.data.federation import Federation, Part
-from posterity.engine.client import Visit
+from posterity.engine.client import Passes, Visit
 from posterity.engine.engines import Engine, find_engine
 from posterity.engine.round import first_state, score, train_round
 from posterity.engine.server import RoundLog
@@ -242,7 +242,7 @@ class Spy:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)  # everything else is the engine's
 
-    def visit(self, sim: Simulation, passes: tuple[Pass, ...], here: Here) -> Visit:
+    def visit(self, sim: Simulation, passes: Passes, here: Here) -> Visit:
         done = self.engine.visit(sim, passes, here)
         sent, records = done.message, done.record
         sent, records = self.change(here.client, sent, records) if self.change else (sent, records)
@@ -270,7 +270,6 @@ def one_round(
 
 
 def run(sim: Simulation, engine: str, cohorts: Sequence[Sequence[int]] = COHORTS) -> History:
-    """Rounds from the first state on."""
     state = first = first_state(sim)
     store, rounds = Store(sim.federation.members), []
     for number, cohort in enumerate(cohorts, 1):
@@ -280,7 +279,6 @@ def run(sim: Simulation, engine: str, cohorts: Sequence[Sequence[int]] = COHORTS
 
 
 def history(case: Case, engine: str) -> History:
-    """The case's run with one engine, made once."""
     made: History = case.once(f"trace {engine}", lambda: run(case.sim(), engine))
     return made
 

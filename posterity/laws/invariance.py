@@ -73,7 +73,6 @@ def law_seeds(case: Case) -> None:
 
 
 def _simulation(case: Case, seed: int) -> Simulation:
-    """A simulation with other draws, another first network and another partition."""
     federation = renumbered(case.federation, some_order(case.federation.members, seed))
     model, initial = bind(case.model, case.model.init(seed, case.dtype))
     return replace(case.sim(seed=seed), model=model, initial=initial, federation=federation)
@@ -89,7 +88,6 @@ def visit(done: RoundHistory, index: int) -> Tree:
 
 
 def same_visits(case: Case, left: RoundHistory, right: RoundHistory, where: str) -> None:
-    """Every client sent and kept the same in two rounds."""
     for i, client in enumerate(left.clients.tolist()):
         assert_close(visit(left, i), visit(right, i), f"{where}, client {client}", case.slack)
 

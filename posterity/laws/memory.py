@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from posterity import models
-from posterity.core.protocol import Here, Pass
+from posterity.core.protocol import Here
 from posterity.core.tree import tree_bytes
 from posterity.data.federation import Part
 from posterity.engine.blocks import declared_bytes, footprint
-from posterity.engine.client import Visit
+from posterity.engine.client import Passes, Visit
 from posterity.engine.engines import STACKED, Engine
 from posterity.engine.round import first_state, score, train_round
 from posterity.engine.simulation import Simulation
@@ -71,21 +71,21 @@ class Counting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)  # everything else is the engine's
 
-    def visit(self, sim: Simulation, passes: tuple[Pass, ...], here: Here) -> Visit:
+    def visit(self, sim: Simulation, passes: Passes, here: Here) -> Visit:
         with Live() as live:
             done = self.engine.visit(sim, passes, here)
         self._note("training", sim, here, passes, live)
         return done
 
     def predict(
-        self, sim: Simulation, passes: tuple[Pass, ...], adapt: tuple[Pass, ...], here: Here, parts: Sequence[Part]
+        self, sim: Simulation, passes: Passes, adapt: Passes, here: Here, parts: Sequence[Part]
     ) -> list[list[Tensor]]:
         with Live() as live:
             outputs = self.engine.predict(sim, passes, adapt, here, parts)
         self._note("scoring", sim, here, (*passes, *adapt), live)
         return outputs
 
-    def _note(self, work: str, sim: Simulation, here: Here, passes: tuple[Pass, ...], live: Live) -> None:
+    def _note(self, work: str, sim: Simulation, here: Here, passes: Passes, live: Live) -> None:
         declared = declared_bytes(sim, here.client.cpu(), passes)
         self.found.append((work, len(here.client), live.most, len(here.client) * declared))
 

@@ -216,7 +216,6 @@ def law_refusal(case: Case) -> None:
 
 
 def _left_out(case: Case, done: RoundHistory, victim: int) -> None:
-    """Round 2 ended as if `victim` had not been there."""
     made, where = history(case, "stacked"), f"client {victim} refused"
     state, store = made.before(2)
     assert_same_bits(tree_rows(done.rows, victim), tree_rows(store.rows, victim), f"{where}, its record")

@@ -47,7 +47,6 @@ def single_totals(done: RoundHistory) -> list[Message]:
 
 
 def random_merge(parts: list[Message], rng: random.Random) -> Message:
-    """The total of `parts` by a random tree of merges."""
     left = list(parts)
     while len(left) > 1:
         a, b = left.pop(rng.randrange(len(left))), left.pop(rng.randrange(len(left)))

@@ -52,7 +52,7 @@ def apart(sim):
             done = visit_client(site_of(sim, k), shared, own, records.get(k), number)
             kept[k] = done.record
             stack = Visit(*(tree_map(lambda leaf: leaf[None], tree) for tree in (done.message, done.record)), None)
-            accumulator.add(torch.tensor([k]), (shared, own), stack)
+            accumulator.join(Accumulator.of(torch.tensor([k]), (shared, own), stack))
         now = Now(number, len(COHORTS), sim.fold(sim.server, number), len(cohort), public, sim.model)
         state, _ = combine(method, state, accumulator.total, now)
         records |= kept
