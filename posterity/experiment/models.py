@@ -73,7 +73,6 @@ class Chosen:
     entries: list[dict[str, Any]] = field(default_factory=list)
     kept: dict[int, Kept] = field(default_factory=dict)  # in memory
     unsaved: set[int] = field(default_factory=set)
-    pieces: dict[int, int] = field(default_factory=dict)  # records in a piece, where they have been written already
 
     @property
     def before(self) -> bool:
@@ -125,14 +124,14 @@ class Chosen:
             self.unsaved &= wanted
 
     def _keep(self, round: int, state: Tree, store: Store) -> None:
-        device = self.sim.root.device
+        device, each = self.sim.root.device, None
         if isinstance(store, DiskStore) and self.folder is not None:  # they may be larger than memory
-            self.pieces[round] = each = save_records(self.folder, round, store)
+            each = save_records(self.folder, round, store)
             like = store.read(torch.nonzero(store.known)[:1, 0]) if bool(store.known.any()) else ()
             records = read_records(self.folder, round, store.known.clone(), each, like, device)
         else:
             records = copied(store, device)
-        self.kept[round] = Kept(round, state, records, state)
+        self.kept[round] = Kept(round, state, records, state, each)
         self.unsaved.add(round)
 
     def write(self) -> None:
@@ -140,7 +139,7 @@ class Chosen:
         if self.folder is None:
             return
         for round in sorted(self.unsaved):
-            self.kept[round].save(self.folder, self.pieces.get(round))
+            self.kept[round].save(self.folder)
         self.unsaved = set()
 
     def prune(self) -> None:
@@ -338,10 +337,11 @@ class Kept:
     state: Tree
     records: Any  # a `Store`, or `Records`: they are only read
     late: Tree  # the State that newcomers meet
+    each: int | None = None  # records in a piece, where they have been written already
 
-    def save(self, folder: Path, each: int | None = None) -> None:
-        """Write it, at last the file that says so; `each`: there are pieces with so many records."""
-        each = save_records(folder, self.round, self.records) if each is None else each
+    def save(self, folder: Path) -> None:
+        """Write it, at last the file that says so."""
+        each = save_records(folder, self.round, self.records) if self.each is None else self.each
         trees = {"state": self.state, "known": {"clients": self.records.known}}
         if self.late is not self.state:
             trees["late"] = self.late

@@ -179,10 +179,10 @@ class Result:
         why = self._unvalidated if show == "validated" else ""
         reason = why or f"round {chosen}, which {show!r} chooses, is not kept in this run"
         note = f"{reason}: these are the models after its last round, {self.round}"
-        if (kept := self._kept(chosen)) is not None:
-            return Delivery(show, chosen, point, note if why else "", kept=kept, **about)
-        if (kept := self._kept(self.round)) is not None:
-            return Delivery(show, self.round, point, note, kept=kept, **about)
+        for round in (chosen, self.round):
+            if (kept := self._kept(round)) is not None:
+                said = "" if round == chosen and not why else note
+                return Delivery(show, round, point, said, kept=kept, **about)
         return Delivery(show, max(self.round, 1), "received", note, kept=self._end, **about)
 
     def _kept(self, round: int) -> Kept | None:
