@@ -174,6 +174,10 @@ class Facts:
     public: int = 0
 
 
+Passes = tuple[Pass, ...]
+Sent = tuple[Message, Personal]  # what a client sends, and its record
+
+
 def check_round(number: int) -> None:
     """Rounds count from 1 everywhere, so that "after N rounds" means that rounds 1 … N are over."""
     if number < 1:

@@ -62,13 +62,13 @@ def meta_steps(method: Any, order: str, queries: int = 1, **how: Any) -> core.Pa
     return core.meta(*losses, method.fast, by, **how)
 
 
-def adapt(self: Any, epochs: int) -> tuple[core.Pass, ...]:
+def adapt(self: Any, epochs: int) -> core.Passes:
     """Plain descent of size `fast`: what MAML's clients do before they are scored."""
     by = core.SGD(self.fast, 0.0, self.local.weight_decay, self.local.clip)
     return adaptation(self, core.descend(self.loss, by), epochs)
 
 
-def adaptation(method: Any, work: core.Pass, epochs: int) -> tuple[core.Pass, ...]:
+def adaptation(method: Any, work: core.Pass, epochs: int) -> core.Passes:
     """`work` cut to `adapt_steps` steps for each of the `epochs`; whole epochs if that is None."""
     if epochs == 0:
         return ()

@@ -72,9 +72,7 @@ class APFL(core.Method):
     absent = "cohort only: an absent client keeps its model and its mixing weight"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train both models")
-    alpha: float = core.hyper(
-        0.5, "α: share of the client's own model, at first", SOURCE, search=(0.1, 0.9, "linear"), ge=0, le=1
-    )
+    alpha: float = core.hyper(0.5, "α: first share of v_k", SOURCE, search=(0.1, 0.9, "linear"), ge=0, le=1)
     adaptive: bool = core.hyper(True, "whether clients learn α; false: it stays", "Deng et al. 2020")
     loss: core.Loss = core.fit  # a wrapper may replace it
 
@@ -99,7 +97,7 @@ class APFL(core.Method):
         moving = core.trainable(names, model) + core.second_network(names, model)
         return [*moving, ALPHA] if self.adaptive else moving
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         how = self.local.make_optimiser()
         apart = core.Groups(group, (how, how, Bounded(self.local.lr)))
         both = core.directed(self.slopes, apart, self.trains, **self.local.schedule())

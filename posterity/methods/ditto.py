@@ -35,9 +35,7 @@ class Ditto(core.Method):
     absent = "cohort only: an absent client keeps its model"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train, both models")
-    lam: float = core.hyper(
-        1.0, "λ: pull of the personal model to w", "FL-bench; paper: 0.1, 1, 2", search=(0.01, 10.0, "log"), ge=0
-    )
+    lam: float = core.hyper(1.0, "λ: pull of v_k to w", "FL-bench; paper: 0.1, 1, 2", search=(0.01, 10.0, "log"), ge=0)
     personal_epochs: int = core.hyper(1, "E_p: epochs of the personal model in a round", "FL-bench and PFLlib", ge=1)
     loss: core.Loss = core.fit  # a wrapper may replace it
 
@@ -55,13 +53,13 @@ class Ditto(core.Method):
         train = self.local.descend(core.on_second(self.pulled if self.lam else self.loss), core.second_network)
         return core.holding((replace(train, epochs=self.personal_epochs, max_steps=None),), copies=TWO)[0]
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         return *core.holding((self.local.descend(self.loss, core.first_network),), copies=TWO), self.personal_pass()
 
-    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+    def adapt(self, epochs: int) -> core.Passes:
         return core.tuned((self.personal_pass(),), epochs)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         return core.weighted(core.first_of(carry.params), here), core.second_of(carry.params)
 
     def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Leaves:

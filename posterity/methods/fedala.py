@@ -108,7 +108,7 @@ class FedALA(core.Method):
 
         return core.Pass(step, begin, close, epochs=self.first_epochs, batch=self.local.batch, learns=False)
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         return self.learn_weights(), self.local.descend(self.loss)
 
     def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, Personal]:

@@ -27,10 +27,10 @@ class FedAvg(core.Method):
     server_lr: float = core.hyper(1.0, "η_s: step size of the server", "McMahan et al. 2017", ge=0)
     loss: core.Loss = core.fit  # a wrapper may replace it
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         return (self.local.descend(self.loss),)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         return core.weighted(carry.params, here), ()
 
     def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Leaves:

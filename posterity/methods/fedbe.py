@@ -65,9 +65,7 @@ class FedBE(core.Method):
     server_lr: float = core.hyper(1e-3, "step size of distillation", PAPER, search=(0.0001, 0.01, "log"), ge=0)
     server_momentum: float = core.hyper(0.9, "momentum of distillation", PAPER, ge=0, lt=1)
     server_weight_decay: float = core.hyper(1e-5, "weight decay of distillation", PAPER, ge=0)
-    swa_start: float = core.hyper(
-        0.75, "share of the steps before the first that is averaged", METAVD, paper=0.3165, ge=0, le=1
-    )
+    swa_start: float = core.hyper(0.75, "share of steps before the averaged", METAVD, paper=0.3165, ge=0, le=1)
     swa_every: int = core.hyper(3, "steps from one that is averaged to the next", METAVD, paper=25, ge=1)
     loss: core.Loss = core.fit  # a wrapper may replace it
 
@@ -81,10 +79,10 @@ class FedBE(core.Method):
     def remarks(self, model: core.Network) -> tuple[str, ...]:
         return ("FedBE trains on public rows at the server, without labels: other methods do not assume such rows",)
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         return (self.local.descend(self.loss),)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         return {"models": core.Bag(here.client, {"n": here.n, "params": carry.params})}, ()
 
     def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Leaves:

@@ -79,12 +79,8 @@ class FedBN(core.Method):
     reference = "Li et al., ICLR 2021"
     absent = "cohort only: an absent client keeps its normalisation layers"
 
-    local: core.Training = core.hyper(
-        core.Training(), "how the clients train", paper=core.Training(lr=0.01, epochs=1, batch=32)
-    )
-    newcomers: str = core.hyper(
-        "data", "norm layers of a client that has not trained", "ours, not the paper", NEWCOMERS
-    )
+    local: core.Training = core.hyper(core.Training(), "how the clients train", paper=core.Training(batch=32))
+    newcomers: str = core.hyper("data", "norm layers of a client that has not trained", "ours", NEWCOMERS)
     loss: core.Loss = core.fit  # a wrapper may replace it
 
     def sent(self, params: core.Params, home: frozenset[str]) -> core.Params:
@@ -117,7 +113,7 @@ class FedBN(core.Method):
         known = {**here.shared.params, **here.personal.norms}
         return {n: known[n] for n in here.initial}
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         return (self.local.descend(self.loss),)  # (1)
 
     def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, Record]:
@@ -127,9 +123,9 @@ class FedBN(core.Method):
     def combine(self, state: State, total: core.Message, now: core.Now) -> State:
         return State(core.averaged(state.params, total), state.home)  # (2)
 
-    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+    def adapt(self, epochs: int) -> core.Passes:
         return core.opened(core.tuned(self.passes(), epochs), tuning) if epochs else ()
 
-    def prepare(self) -> tuple[core.Pass, ...]:
+    def prepare(self) -> core.Passes:
         settle = replace(core.gather("statistics", statistics, batch=SETTLING_BATCH), close=settled)
         return (settle,) if self.newcomers == "data" else ()

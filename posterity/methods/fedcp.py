@@ -53,10 +53,6 @@ def policy(size: int) -> Extra:
     return Extra(POLICY, nn.Sequential(nn.Linear(size, 2 * size), nn.LayerNorm(2 * size), nn.ReLU()))
 
 
-def policy_numbers(model: core.Network) -> int:
-    return policy(model.feature_dim).numbers
-
-
 def logistic(key: Tensor, like: Tensor) -> Tensor:
     """Noise for a gate (B, d): the difference of two Gumbel variables."""
     u = core.uniform(key, like.shape, like.dtype).clamp(min=torch.finfo(like.dtype).tiny)
@@ -147,10 +143,10 @@ class FedCP(core.Method):
             value = value + self.lam * mmd(z, received, batch.mask)  # (d)
         return value, buffers
 
-    def passes(self) -> tuple[core.Pass, ...]:
-        return core.holding((self.local.descend(self.loss),), leaves=policy_numbers)
+    def passes(self) -> core.Passes:
+        return core.holding((self.local.descend(self.loss),), leaves=lambda model: policy(model.feature_dim).numbers)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         common, head = split(carry.params, here.model.head_names)
         mixed = {n: 0.5 * p + 0.5 * here.shared.params[n] for n, p in head.items()}  # (e)
         return core.weighted({**common, **mixed}, here), head

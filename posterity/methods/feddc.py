@@ -88,7 +88,7 @@ class FedDC(core.Method):
         pull = 0.5 * self.alpha / share * core.squared_distance(params, centre, here.model)
         return value + pull + (linear - linear.detach()), buffers  # (1)
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         train = self.local.descend(self.corrected)
 
         def close(carry: core.Carry, here: core.Here) -> core.Carry:
@@ -100,7 +100,7 @@ class FedDC(core.Method):
         found = core.opened((replace(train, close=close),), _drift.from_cloud)
         return core.holding(found, copies=3)  # the record has two more
 
-    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+    def adapt(self, epochs: int) -> core.Passes:
         return core.tuned((self.local.descend(self.loss),), epochs)
 
     def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, Personal]:

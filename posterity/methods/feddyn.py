@@ -66,13 +66,13 @@ class FedDyn(core.Method):
         centre = {n: known.params[n] - h for n, h in drift.items()}
         return value + 0.5 * alpha * core.squared_distance(params, centre, here.model), buffers  # (1)
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         return core.opened((self.local.descend(self.penalised),), _drift.from_cloud)
 
-    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+    def adapt(self, epochs: int) -> core.Passes:
         return core.tuned((self.local.descend(self.loss),), epochs)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         w = here.shared.part.params
         moved = {n: p - w[n] for n, p in carry.params.items()}
         drift = {n: h + moved[n] for n, h in here.personal.items()}  # (2)

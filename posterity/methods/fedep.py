@@ -63,20 +63,11 @@ AUTHORS_TRAINING = core.Training(lr=0.01, epochs=10, batch=20, momentum=0.9)
 class State:
     params: core.Params  # µ, and running statistics
     precision: core.Params  # Λ
-    velocity: core.Tree  # the server's momentum, like Factors; () without; not broadcast
+    velocity: core.Tree  # the server's momentum, like Factors; () without, and in the broadcast
     anchor: core.Params  # µ at the end of burn-in, of which unmet clients own a share; {} without sites
-    begun: Tensor  # () 1 after the first round that is not burn-in
+    begun: core.Tree  # () 1 after the first round that is not burn-in; not broadcast
     samples: Tensor  # N, ()
     clients: int = field(metadata={core.STATIC: True})  # K
-
-
-@core.record
-class Shared:
-    params: core.Params
-    precision: core.Params
-    anchor: core.Params
-    samples: Tensor
-    clients: int = field(metadata={core.STATIC: True})
 
 
 @core.record
@@ -99,12 +90,8 @@ class FedEP(core.Method):
     identity: float = core.hyper(
         0.05, "λ̄: first precision, and that of 'identity', of each sample", AUTHORS, search=(0.005, 0.5, "log"), gt=0
     )
-    scale: float = core.hyper(
-        1.0, "c: what the Fisher information of 'laplace' is multiplied by", "1: the posterior's own", ge=0
-    )
-    fisher_epochs: int = core.hyper(
-        5, "passes over the data for the Fisher information ('laplace')", "5 to 10 in the paper", ge=1
-    )
+    scale: float = core.hyper(1.0, "c: factor on the Fisher information", "1: the posterior's own", ge=0)
+    fisher_epochs: int = core.hyper(5, "passes for the Fisher information", "5 to 10 in the paper", ge=1)
     damping: float | None = core.hyper(None, "δ; none: 1/K with sites, 1/m without", "the paper's 1/m, see there", ge=0)
     clip: float | None = core.hyper(None, "longest change that a client sends", "off", paper=100.0, ge=0)
     floor: float = core.hyper(0.01, "least precision, as a fraction of the first", "ours", gt=0)
@@ -130,8 +117,8 @@ class FedEP(core.Method):
         state = State(params, first, (), anchor, torch.zeros_like(samples), samples, facts.clients)
         return replace(state, velocity=self.server().open(common(state)))
 
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
-        return Shared(state.params, state.precision, anchored(state), state.samples, state.clients), ()
+    def offer(self, state: State, client: Tensor | None) -> tuple[State, core.Own]:
+        return replace(state, anchor=anchored(state), velocity=(), begun=()), ()
 
     def combine(self, state: State, total: core.Message, now: core.Now) -> State:
         mean, count = total["change"].mean(), total["change"].weight
@@ -191,7 +178,7 @@ class FedEP(core.Method):
         late = (here.round > self.burn_rounds).to(here.n)
         return value + late * energy / here.n.clamp(min=1), buffers
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         if self.precision != "laplace":
             return (self.averaging(),)
         return self.averaging(), core.gather("fisher", fisher, epochs=self.fisher_epochs, batch=self.local.batch)
@@ -201,7 +188,7 @@ class FedEP(core.Method):
         found = averaged_over_epochs(self.local.descend(self.penalised), samples, self.burn_rounds)  # (b)
         return core.holding((found,), copies=14)[0]  # q, site and cavity have two tensors for each leaf, and momenta
 
-    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+    def adapt(self, epochs: int) -> core.Passes:
         return core.tuned((self.local.descend(self.loss),), epochs)
 
     def tilted(self, cavity: Factors, carry: core.Carry, here: core.Here) -> core.Params:
@@ -212,7 +199,7 @@ class FedEP(core.Method):
             return laplace(held, information, self.local.weight_decay * here.n, self.scale)
         return core.tree_map(lambda c: c + self.identity * here.n, held)  # (c)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         q, early = common(here.shared), here.round <= self.burn_rounds
         site = self.site(here, q)
         found = self.tilted(taken_out(q, site), carry, here)
@@ -238,9 +225,9 @@ class FedEP(core.Method):
 
 
 # --- q and the factors that it is a product of ------------------------------------------------------------------------
-def common(offered: State | Shared) -> Factors:
+def common(state: State) -> Factors:
     """q in natural parameters."""
-    return {n: core.Gaussian.of(offered.params[n], precision) for n, precision in offered.precision.items()}
+    return {n: core.Gaussian.of(state.params[n], precision) for n, precision in state.precision.items()}
 
 
 def anchored(state: State) -> core.Params:

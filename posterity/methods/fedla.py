@@ -49,9 +49,7 @@ class FedLA(core.Method):
     absent = "cohort only"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=RELEASED_TRAINING)
-    importance: float = core.hyper(
-        1.0, "λ: pull to the server's mean", "of 0, 1, 100 in the " + RELEASED, search=(0.1, 10.0, "log"), ge=0
-    )
+    importance: float = core.hyper(1.0, "λ: pull to w", f"{RELEASED}: 0, 1, 100", search=(0.1, 10.0, "log"), ge=0)
     eps: float = core.hyper(1e-5, "ε: precision that every number has at least", RELEASED, gt=0)
     fallback: bool = core.hyper(True, "numbers without curvature are averaged, not moved to 0", "ours", paper=False)
     loss: core.Loss = core.fit  # a wrapper may replace it
@@ -66,9 +64,8 @@ class FedLA(core.Method):
     def penalised(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         value, buffers = self.loss(params, batch, here)
         pull, w = self.pull(here), here.shared.params
-        return value + 0.5 * torch.stack(
-            [(pull[n] * (params[n] - w[n]) ** 2).sum() for n in pull]
-        ).sum(), buffers  # (a)
+        squares = torch.stack([(pull[n] * (params[n] - w[n]) ** 2).sum() for n in pull])
+        return value + 0.5 * squares.sum(), buffers  # (a)
 
     def curvature(self, slope: core.Params, params: core.Params, batch: core.Batch, here: core.Here) -> core.Params:
         """The share of a batch in (b); `slope` is that of (a)."""
@@ -76,16 +73,16 @@ class FedLA(core.Method):
         own = {n: slope[n] - pull[n] * (params[n] - w[n]) if self.importance else slope[n] for n in pull}
         return {n: share * g**2 for n, g in own.items()}  # (b)
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         loss = self.penalised if self.importance else self.loss
         how = self.local.schedule()
         found = core.watched("curvature", self.curvature, loss, self.local.make_optimiser(), core.everything, **how)
         return core.holding((found,), copies=4)  # the pull, the precision, and what is sent
 
-    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+    def adapt(self, epochs: int) -> core.Passes:
         return core.tuned((self.local.descend(self.loss),), epochs)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         precision = {n: omega + carry.kept["curvature"][n] for n, omega in here.shared.precision.items()}  # (b)
         least = self.eps if self.fallback else 0.0
         shift = {n: (omega + least) * carry.params[n] for n, omega in precision.items()}

@@ -79,7 +79,7 @@ class FedMAP(core.Method):
             return value - log_prior / here.n.clamp(min=1), buffers  # (6)
         return value - log_prior, buffers  # (7)
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         estimate = self.local.descend(self.posterior_loss)  # (2)
         return estimate, core.gather("log_likelihood", core.log_likelihood, batch=SCORING_BATCH)
 
@@ -90,7 +90,7 @@ class FedMAP(core.Method):
         joint = log_lik + log_prior  # (8)
         return joint / n if self.weighting == "per_sample" else joint
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         if self.weighting in REPRESENTABLE:
             weight = here.n if self.weighting == "num_examples" else torch.ones_like(here.n)
             return {"params": core.Mean(weight, carry.params), "square": core.Sum(weight**2)}, carry.params

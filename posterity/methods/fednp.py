@@ -65,6 +65,7 @@ F_WEIGHT, F_BIAS = F_NAMES = ("fednp.f.weight", "fednp.f.bias")
 NPN = ("fednp.npn.weight1", "fednp.npn.bias1", "fednp.npn.weight2", "fednp.npn.bias2")
 NPN_RANGE = 0.05  # first values of the NPN are uniform on ±0.05: authors' code
 SCORING_BATCH = 256  # samples at once when f is computed on all data; has no influence on the result
+AUTHORS = core.Training(epochs=10, batch=128)
 TINY = 1e-12  # least variance of a predicted weight
 FLOOR = 1e-6  # least variance after a sigmoid
 
@@ -81,9 +82,7 @@ class FedNP(core.Method):
     reference = "FedNP, AAAI 2023"
     absent = "delta messages: the sites of absent clients stay in the totals"
 
-    local: core.Training = core.hyper(
-        core.Training(), "how the clients train", "ours", paper=core.Training(lr=0.01, epochs=10, batch=128)
-    )
+    local: core.Training = core.hyper(core.Training(), "how the clients train", paper=AUTHORS)
     lam: float = core.hyper(0.01, "λ: weight of both divergences", "D.3: best of 0.001, 0.01, 0.1, 1",
                             search=(1e-3, 1.0, "log"), ge=0)  # fmt: skip
     moments: str = core.hyper("quadrature", "moments of the tilted density", "ours", KINDS, paper="closed")
@@ -173,7 +172,7 @@ class FedNP(core.Method):
         own = [n for n in found if n in NPN or (n in F_NAMES and not self.detach_f)]
         return core.trainable(found, model) + (own if self.lam else [])
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         learn = self.local.descend(self.loss if self.lam else self.plain, self.trains)
         return *core.holding((learn,), leaves=self.added_numbers), core.gather("f", self.summary, batch=SCORING_BATCH)
 
@@ -182,7 +181,7 @@ class FedNP(core.Method):
         told = sum(p.numel() for n, p in model.module.named_parameters() if n in model.head_names)
         return (self.latent + 1) * (self.latent + model.feature_dim + told)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         f = carry.kept["f"]["sum"] / carry.kept["f"]["count"].clamp(min=1)
         _, _, site = self.matched(f, here)
         weight = here.n if self.weighting == "num_examples" else torch.ones_like(here.n)

@@ -53,8 +53,8 @@ class MAML(core.Method):
     combine = _meta.combine
     adapt = _meta.adapt
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         return (_meta.meta_steps(self, self.order, self.queries),)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         return core.weighted(carry.params, here), ()

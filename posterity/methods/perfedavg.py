@@ -42,23 +42,17 @@ class PerFedAvg(core.Method):
     absent = "cohort only"
     scored = "adapted"
 
-    local: core.Training = core.hyper(
-        core.Training(), "how the clients train; lr is β of the meta-steps", paper=core.Training(steps=10)
-    )
+    local: core.Training = core.hyper(core.Training(), "how the clients train; lr is β", paper=core.Training(steps=10))
     fast: float = core.hyper(0.02, "α: step size of the adaptation", CODE, search=(1e-3, 0.2, "log"), ge=0)
     hvp: str = core.hyper("difference", "Hessian-vector products of the gradient", "Fallah et al. 2020", tuple(ORDERS))
-    delta: float = core.hyper(
-        1e-3, "δ: width of the difference", f"FL-bench; {CODE} uses 1e-4, too little for float32", gt=0
-    )
+    delta: float = core.hyper(1e-3, "δ: width of the difference", "FL-bench; 1e-4: too little for float32", gt=0)
     inner: int = core.hyper(1, "steps of the simulated adaptation", "Fallah et al. 2020", ge=0)
     part_clip: float | None = core.hyper(None, "longest inner gradient; by differences, also of the query, and product",
                                          f"{CODE} uses 5; off by default", ge=0)  # fmt: skip
     server_lr: float = core.hyper(1.0, "η_s: step size of the server", f"Fallah et al. 2020; {CODE} uses 0.9", ge=0)
     server_momentum: float = core.hyper(0.0, "μ: momentum of the server", f"Fallah et al.; {CODE} uses 0.9", ge=0, le=1)
     server_clip: float | None = core.hyper(None, "longest mean update", f"{CODE} uses 100; off by default", ge=0)
-    balance: str = core.hyper(
-        "clients", "whose mean objective is minimised", f"Fallah et al.; {CODE}: samples", BALANCES
-    )
+    balance: str = core.hyper("clients", "whose objective is averaged", f"Fallah et al.; {CODE}: samples", BALANCES)
     adapt_steps: int | None = core.hyper(1, "steps of adaptation per epoch of `adapt`; none: epochs", APPENDIX, ge=1)
     adapt_batch: int = core.hyper(64, "batch size of the adaptation", APPENDIX, ge=1)
     loss: core.Loss = core.fit  # on the query; a wrapper may replace it
@@ -69,10 +63,10 @@ class PerFedAvg(core.Method):
     combine = _meta.combine
     adapt = _meta.adapt
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         return (_meta.meta_steps(self, ORDERS[self.hvp], delta=self.delta),)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         if self.balance == "samples":
             return core.weighted(carry.params, here), ()
         return {"params": core.Mean(torch.ones_like(here.n), carry.params)}, ()

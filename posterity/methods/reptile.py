@@ -42,11 +42,11 @@ class Reptile(core.Method):
     offer = _meta.offer
     combine = _meta.combine
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         return (self.local.descend(self.loss),)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         return core.weighted(carry.params, here), ()
 
-    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+    def adapt(self, epochs: int) -> core.Passes:
         return _meta.adaptation(self, self.local.descend(self.loss), epochs)

@@ -53,14 +53,8 @@ AUTHORS = core.Training(lr=0.01, epochs=5, batch=128, momentum=0.9, weight_decay
 @core.record
 class State:
     params: core.Params  # w_g, and the averaged buffers
-    variance: core.Params  # v_g of the trainable leaves
+    variance: core.Params  # v_g of the trainable leaves; {} in the broadcast
     mask: Tensor  # M, eight entries in a byte
-
-
-@core.record
-class Shared:
-    params: core.Params
-    mask: Tensor
 
 
 def top(score: Tensor, count: int) -> Tensor:
@@ -87,7 +81,7 @@ def unpacked_like(mask: Tensor, like: core.Params) -> core.Params:
     return {n: part.reshape(leaf.shape) for (n, leaf), part in zip(like.items(), parts, strict=True)}
 
 
-def mixed(own: core.Params, shared: Shared) -> core.Params:
+def mixed(own: core.Params, shared: State) -> core.Params:
     """The client's entries where M = 1, else the common ones; leaves that `own` lacks are common."""
     mask = unpacked_like(shared.mask, own)
     return {n: torch.where(mask[n], own[n], p) if n in own else p for n, p in shared.params.items()}  # (4)
@@ -105,20 +99,18 @@ class FedBPS(core.Method):
     curvature: str = core.hyper("ggn", "estimator of the diagonal curvature", "unspecified: ours", ESTIMATORS)
     probes: int = core.hyper(8, "sign vectors per batch of `hutchinson`", "unspecified: ours", ge=1)
     prior: float = core.hyper(5e-4, "τ: precision of the prior per sample", "paper's weight decay; erratum B1", gt=0)
-    score: str = core.hyper("variance", "what is averaged: 1/curvature, or the curvature as printed", "erratum B1",
-                            ("variance", "hessian"))  # fmt: skip
+    score: str = core.hyper("variance", "what is averaged: (2), or its inverse", "erratum B1", ("variance", "hessian"))
     loss_scale: str = core.hyper("sum", "posterior of the summed or of the mean loss", "erratum B4", ("sum", "mean"))
     within_scale: float = core.hyper(1.0, "factor on v_i against the disagreement", "ours, to study; erratum B4", ge=0)
-    scope: str = core.hyper("global", "p of all parameters, or of each tensor", "§3.2: one threshold",
-                            ("global", "per_tensor"))  # fmt: skip
+    scope: str = core.hyper("global", "p of all parameters, or of each tensor", "§3.2", ("global", "per_tensor"))
     loss: core.Loss = core.fit  # a wrapper may replace it
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         unknown = {n: torch.zeros_like(params[n]) for n in core.trainable(params, model)}
         return State(params, unknown, core.packed(personal_entries(unknown, self.p, self.scope)))
 
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
-        return Shared(state.params, state.mask), ()
+    def offer(self, state: State, client: Tensor | None) -> tuple[State, core.Own]:
+        return replace(state, variance={}), ()
 
     def join(self, here: core.Here) -> core.Personal:
         return {n: here.shared.params[n] for n in core.trainable(here.initial, here.model)}
@@ -129,7 +121,7 @@ class FedBPS(core.Method):
     def summed_curvature(self, params: core.Params, batch: core.Batch, here: core.Here) -> core.Params:
         return diagonal(self.curvature, params, batch, here, self.probes)
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         held: dict[str, Any] = {"copies": 24} if self.curvature == "hutchinson" else {"scratch": held_numbers}
         look = core.gather("curvature", self.summed_curvature, batch=CURVATURE_BATCH, **held)
         return self.local.descend(self.loss), look
@@ -141,7 +133,7 @@ class FedBPS(core.Method):
             return self.within_scale * count * h
         return self.within_scale / (count * (h + self.prior))  # (2)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         n = here.n.clamp(min=1)
         own = {name: carry.params[name] for name in core.trainable(carry.params, here.model)}
         square = core.tree_map(
@@ -165,7 +157,7 @@ class FedBPS(core.Method):
         tiny = torch.finfo(full.dtype).tiny
         return {"disagreement_share": (1 - total["within"].value / full.clamp(min=tiny)).clamp(min=0)}
 
-    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+    def adapt(self, epochs: int) -> core.Passes:
         return tuple(_remixed(p) for p in super().adapt(epochs))  # without the curvature
 
 
@@ -174,7 +166,7 @@ def _remixed(each: core.Pass) -> core.Pass:
 
     def close(carry: core.Carry, here: core.Here) -> core.Carry:
         carry = each.close(carry, here)
-        common = Shared(carry.params | {n: here.shared.params[n] for n in here.personal}, here.shared.mask)
+        common = replace(here.shared, params=carry.params | {n: here.shared.params[n] for n in here.personal})
         return replace(carry, params=mixed({n: carry.params[n] for n in here.personal}, common))
 
     return replace(each, close=close)
