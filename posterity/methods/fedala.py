@@ -48,7 +48,7 @@ def last_layers(model: core.Network, count: int) -> list[str]:
     """The trainable leaves of the last `count` layers; leaves of one module (weight and bias) are a layer."""
     names = [n for n in model.leaves if n in model.trainable]
     layers = list(dict.fromkeys(n.rpartition(".")[0] for n in names))
-    last = set(layers[max(0, len(layers) - count) :])
+    last = set(layers[-count:])
     return [n for n in names if n.rpartition(".")[0] in last]
 
 

@@ -95,10 +95,8 @@ class FedBN(core.Method):
 
     @property
     def outside(self) -> str:
-        if self.newcomers == "mean":
-            return "the server's model with its average of the clients' normalisation layers"
-        kept = "the initial normalisation layers: the clients' stay at home (newcomers=mean sends them)"
-        return f"the server's model with {kept}"
+        whose = "its average of the clients'" if self.newcomers == "mean" else "the initial"
+        return f"the server's model with {whose} normalisation layers"
 
     def remarks(self, model: core.Network) -> tuple[str, ...]:
         if model.norms:

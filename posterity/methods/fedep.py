@@ -204,7 +204,7 @@ class FedEP(core.Method):
         site = self.site(here, q)
         found = self.tilted(taken_out(q, site), carry, here)
         precision = {n: torch.where(early, q[n].precision, found[n]) for n in q}
-        raw = change(q, {n: carry.params[n] for n in q}, precision)
+        raw = {n: core.Gaussian.of(carry.params[n], p) - q[n] for n, p in precision.items()}  # (d)
         sent = core.tree_map(lambda a, b: torch.where(early, a, b), raw, core.clipped(raw, self.clip))
         rest = {n: p for n, p in carry.params.items() if n not in q}
         told: core.Message = {"change": core.Mean(torch.where(early, here.n, 1), sent)}
@@ -238,11 +238,6 @@ def anchored(state: State) -> core.Params:
 def taken_out(q: Factors, site: Factors) -> Factors:
     """The cavity; an improper one would drive its client away, so its precision is cut at 0."""
     return {n: core.Gaussian((q[n] - site[n]).precision.clamp(min=0), (q[n] - site[n]).shift) for n in q}  # (a)
-
-
-def change(q: Factors, mean: core.Params, precision: core.Params) -> Factors:
-    """Δ: from q to the tilted factor."""
-    return {n: core.Gaussian.of(mean[n], precision[n]) - q[n] for n in q}  # (d)
 
 
 # --- the tilted mean --------------------------------------------------------------------------------------------------

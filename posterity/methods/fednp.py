@@ -148,23 +148,16 @@ class FedNP(core.Method):
     def loss(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         output, z, buffers = core.run_features(params, batch, here)
         value = core.masked_mean(core.pointwise(output, batch.y, here.model), batch.mask)  # (1)
-        each = self.factors(params, z)
-        f = (each * batch.mask[:, None]).sum(0) / batch.mask.sum().clamp(min=1)
-        return self.pulled(value + self.lam * self.divergence(params, f, here), params, here), buffers  # (19)
+        if self.lam:
+            f = (self.factors(params, z) * batch.mask[:, None]).sum(0) / batch.mask.sum().clamp(min=1)
+            value = value + self.lam * self.divergence(params, f, here)  # (19)
+        if self.mu:
+            value = value + 0.5 * self.mu * core.squared_distance(params, here.shared.params, here.model)
+        return value, buffers
 
-    def plain(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
-        """The loss for λ = 0: FedAvg's, or FedProx's."""
-        value, buffers = core.fit(params, batch, here)
-        return self.pulled(value, params, here), buffers
-
-    def pulled(self, value: Tensor, params: core.Params, here: core.Here) -> Tensor:
-        if not self.mu:
-            return value
-        return value + 0.5 * self.mu * core.squared_distance(params, here.shared.params, here.model)
-
-    def summary(self, params: core.Params, batch: core.Batch, here: core.Here) -> core.Tree:
+    def summary(self, params: core.Params, batch: core.Batch, here: core.Here) -> Tensor:
         h, _ = here.model.features(params, batch.x)
-        return {"sum": (self.factors(params, h) * batch.mask[:, None]).sum(0), "count": batch.mask.sum()}
+        return (self.factors(params, h) * batch.mask[:, None]).sum(0)
 
     def trains(self, names: Iterable[str], model: core.Network) -> list[str]:
         """The network, and for λ > 0 the NPN and, unless it is detached, f."""
@@ -173,7 +166,7 @@ class FedNP(core.Method):
         return core.trainable(found, model) + (own if self.lam else [])
 
     def passes(self) -> core.Passes:
-        learn = self.local.descend(self.loss if self.lam else self.plain, self.trains)
+        learn = self.local.descend(self.loss, self.trains)
         return *core.holding((learn,), leaves=self.added_numbers), core.gather("f", self.summary, batch=SCORING_BATCH)
 
     def added_numbers(self, model: core.Network) -> int:
@@ -182,7 +175,7 @@ class FedNP(core.Method):
         return (self.latent + 1) * (self.latent + model.feature_dim + told)
 
     def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
-        f = carry.kept["f"]["sum"] / carry.kept["f"]["count"].clamp(min=1)
+        f = carry.kept["f"] / here.n.clamp(min=1)
         _, _, site = self.matched(f, here)
         weight = here.n if self.weighting == "num_examples" else torch.ones_like(here.n)
         params = {n: carry.params[n] for n in here.shared.params}

@@ -76,7 +76,9 @@ def held_numbers(rows: int, model: Network) -> int:
     """Numbers that are held while the gradients of so many rows are squared."""
     layers: Mapping[str, LayerShapes] = {}
     if model.shape is not None:
-        layers = _known(model).get(model.shape) or single_layers(model.init(0), torch.zeros(1, *model.shape), model)
+        layers = _KNOWN.get(model, {}).get(model.shape) or single_layers(
+            model.init(0), torch.zeros(1, *model.shape), model
+        )
     together = {leaf for name in layers for leaf in _leaves(name)}
     each = sum(p.numel() for n, p in model.module.named_parameters() if n in model.trainable and n not in together)
     return rows * (4 * each + sum(shapes.held for shapes in layers.values()))
@@ -84,17 +86,12 @@ def held_numbers(rows: int, model: Network) -> int:
 
 def single_layers(params: Params, x: Tensor, model: Network) -> dict[str, LayerShapes]:
     """The layers that see a sample x (1, ...) once and whose gradients are squared by layer; found once a network."""
-    known = _known(model)
+    known = _KNOWN.setdefault(model, {})
     row = tuple(x.shape[1:])
     if row not in known:
         few, more = _seen(params, x, model), _seen(params, x.expand(2, *row), model)
         known[row] = {n: few[n] for n in few if few[n] == more.get(n)}
     return known[row]
-
-
-def _known(model: Network) -> dict[tuple[int, ...], dict[str, LayerShapes]]:
-    """What was found for a network before, by the shape of a row."""
-    return _KNOWN.setdefault(model, {})
 
 
 def _seen(params: Params, x: Tensor, model: Network) -> dict[str, LayerShapes]:
