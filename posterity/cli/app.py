@@ -82,12 +82,12 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(interrupt.tell())
     except Exception as error:
-        if hasattr(error, "exit_code"):  # a mistake in the flags; typer brings its own copy of click's classes
+        if hasattr(error, "exit_code"):  # a mistake in the flags: click's, or typer's copy
             if getattr(error, "possibilities", None):  # click will name them, and so has typer
                 error.message = str(error.message).partition(" Did you mean")[0]  # type: ignore[attr-defined]
             error.show()  # type: ignore[attr-defined]
             sys.exit(error.exit_code)
-        yours = place_of(error) is not None  # an error in a file that the user wrote: its line, without a traceback
+        yours = place_of(error) is not None  # in a file that the user wrote: its line
         if os.environ.get(DEBUG) or not (yours or isinstance(error, ValueError)):
             raise
         hint = "" if isinstance(error, ValueError) else f" ({DEBUG}=1 shows the traceback)"

@@ -30,7 +30,7 @@ def run(out: Path | None, quiet: bool, **given: Any) -> None:
     output, theirs = flags.take_output(given)
     config = flags.read_config({**given, "metrics": theirs})
     folder = out or new_folder(f"{Path(config.dataset).stem}-{config.method}-seed{config.seed}")
-    if os.environ.get("RANK", "0") == "0":  # of several processes the others come when the first has begun to write
+    if os.environ.get("RANK", "0") == "0":  # the first process writes, the others come later
         check_out(folder)
     from posterity.cli.terminal import print_setup, progress
     from posterity.engine.processes import started_first
@@ -156,7 +156,7 @@ def reproduce(
     table: str | None, list_them: bool, seeds: str | None, cells: str | None, methods: str | None, scale: float,
     places: list[Path] | None, together: bool | None, jobs: int | None, out: Path | None, quiet: bool, **given: Any,
 ) -> None:  # fmt: skip
-    papers = import_module("posterity.papers.cli")  # the floor above, found by its place, and by this command alone
+    papers = import_module("posterity.papers.cli")  # the floor above, found by its place
     if table is None or list_them:
         papers.print_recipes(out or Path("runs") / "tables", places or [])
         return

@@ -28,7 +28,7 @@ Flag = tuple[Any, Any]  # the annotation of a parameter, and its default
 
 
 def files(folder: str) -> list[str]:
-    """The public modules of a folder of this package, by name: what `--method` and `--dataset` may be."""
+    """The public modules of a folder of this package: what `--method` and `--dataset` may be."""
     return sorted(m.name for m in pkgutil.iter_modules([str(PACKAGE / folder)]) if not m.name.startswith("_"))
 
 

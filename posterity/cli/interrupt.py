@@ -38,7 +38,7 @@ def how_to_go_on() -> str:
         return ""
     folder = _written[0]
     if any((folder / mark).exists() for mark in MARKS):
-        from posterity.experiment.resume import needs_trust  # imports PyTorch; a command that writes has it by now
+        from posterity.experiment.resume import needs_trust  # imports PyTorch
 
         size = os.environ.get("WORLD_SIZE", "1")
         start = "posterity" if size == "1" else f"torchrun --standalone --nproc-per-node {size} -m posterity"
@@ -74,7 +74,7 @@ def stoppable() -> Iterator[None]:
         for number, before in caught:
             signal.signal(number, before)
         signal.set_wakeup_fd(woken)
-        if not stopped:  # else the thread waits for the end of the interpreter too: with PyTorch it may take seconds
+        if not stopped:  # else the thread waits for the end of the interpreter, too
             over.set()
             os.close(speaking)  # ends the thread
 

@@ -40,7 +40,7 @@ class SampleSpec:
     task: Task
     classes: tuple[str, ...]  # their names; none for regression
     integers: bool = False  # samples are whole numbers
-    columns: tuple[str, ...] = ()  # names of the numbers of a sample, in their order, where they have names
+    columns: tuple[str, ...] = ()  # names of the numbers of a sample, if they have any
 
     def facts(self) -> dict[str, Any]:
         listed = {"shape": list(self.shape), "classes": list(self.classes), "columns": list(self.columns)}

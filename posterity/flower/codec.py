@@ -72,7 +72,7 @@ class _Walk:
 
     complete: bool
     leaf: Callable[[str, Tensor, Tensor | None], Tensor]
-    pattern: Callable[[str, Tensor, Tensor], Tensor]  # the bits that say what is kept; they travel unless all are 1
+    pattern: Callable[[str, Tensor, Tensor], Tensor]  # what is kept; it travels unless all is
     arrays_of: Callable[[Any, str], Any]  # of a kind with a form of its own
 
     def walk(self, tree: Tree, path: str, keep: Keep) -> Tree:

@@ -148,7 +148,7 @@ def _agreement(config: Config, roster: Roster, rows: int, saved: dict[str, Any] 
 
 
 def _roster(saved: dict[str, Any]) -> Roster:
-    """The clients of an experiment that was begun before; where they are now must be asked."""
+    """The clients of an experiment that was begun before, wherever they are now."""
     kind, numbered = SampleSpec.read(saved["samples"]), saved["clients"]
     clients = {name: Registered(name, late, train, kind) for name, (_, late, train) in numbered.items()}
     return Roster(clients, {name: number for name, (number, _, _) in numbered.items()}, gone=dict(saved["gone"]))
@@ -228,8 +228,8 @@ def finish(server: Server) -> None:
     if here:
         server.note(f"{', '.join(map(repr, here))}: the final model has arrived")
     if server.lacking:
-        silent = ", ".join(map(repr, server.lacking))
-        server.note(f"{silent} did not answer to the final model: start the run again when they are back")
+        absent = ", ".join(map(repr, server.lacking))
+        server.note(f"{absent} did not answer to the final model: start the run again when they are back")
     server.finished = True
 
 
@@ -238,7 +238,7 @@ FORGOTTEN, NEVER = "", "the method cannot tell what is its part of the state"
 
 
 def depart(server: Server, names: Sequence[str]) -> None:
-    """Take clients out of an experiment; one whose factor could not be taken out may be named again."""
+    """Take clients out; one whose factor could not be taken out may be named again."""
     known = server.roster.numbers
     unknown = [name for name in names if name not in known]
     if unknown:

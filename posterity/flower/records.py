@@ -69,5 +69,5 @@ class RecordFiles:
 
 
 def place_of(folder: Path, *names: str) -> Path:
-    """Where a client's record of an experiment is, and what was sent; each name is one folder, whatever it was."""
+    """Where a client's record is, and what was sent; each name is one folder, whatever it was."""
     return folder.joinpath(*(quote(name, safe=" ").replace(".", "%2E") or "%" for name in names))

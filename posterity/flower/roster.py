@@ -48,7 +48,7 @@ class Roster:
     node: dict[str, int] = field(default_factory=dict)  # where each client was last met
     left: set[int] = field(default_factory=set)  # nodes whose client has another one by now
     remarks: list[str] = field(default_factory=list)
-    gone: dict[str, str] = field(default_factory=dict)  # clients that left for good; why their factor stays, if it does
+    gone: dict[str, str] = field(default_factory=dict)  # who left for good; why their factor stays
     said: set[str] = field(default_factory=set)  # remarks that stand in the run's lines
     shown: set[str] = field(default_factory=set)  # remarks that were seen while sites were waited for
 
@@ -65,7 +65,7 @@ class Roster:
                 self.remarks.append(f"node {node} was not understood when it registered: {error}")
                 continue
             name = client.name
-            if name in self.node:  # a node that was killed is listed for a while beside the one that took its place
+            if name in self.node:  # a killed node is listed for a while
                 self.remarks.append(f"two nodes say that they are {name!r}: the one that said it last is taken")
                 self.left.add(self.node[name])
             self.node[name] = node

@@ -1,4 +1,4 @@
-"""A site's own samples: from a file of its own, or its share of a dataset that is divided as in a simulation."""
+"""A site's own samples: from a file, or its share of a dataset that is divided as in a simulation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Samples:
     y: Tensor
     rows: dict[str, Tensor]  # train, validation, test
     newcomer: bool = False  # a client that is only scored
-    private: bool = False  # its classes are those of its own file, and not of a dataset that everybody knows
+    private: bool = False  # its classes are those of its own file
     fingerprint: str = ""  # of its own file's values and of which row is for what
 
     def named(self, least: int) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ def scored_rows(outputs: Tensor, y: Tensor, kind: SampleSpec) -> Scored:
 
 
 def encode_scores(validation: Scored, test: Scored, site: Site, point: str, epochs: int, least: int) -> Line:
-    """The tables of a client at a point, for JSON; what was fitted on the validation part is not judged by it."""
+    """The tables of a client at a point; what was fitted on the validation part is not judged by it."""
     fitted = fits_validation(passes_at(site, point, epochs))
     halves = ((validation,), (test,), (test,) if fitted else (validation, test))
     return {name: _encode(parts, least) for name, parts in zip(PARTS, halves, strict=True)}

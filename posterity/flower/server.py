@@ -54,13 +54,13 @@ SECRET = "server.secret"  # in the server's folder
 
 # --- what is drawn ---------------------------------------------------------------------------------------------------
 def read_key(folder: Path, method: Any, seed: int, begun: bool) -> Tensor:
-    """The key of what a run's server draws: of its seed, or of its secret, which one that has `begun` still has."""
+    """The key of what a run's server draws: of its seed, or of its secret."""
     if not method.secret:
         return make_key(seed)
     path = folder / SECRET
     if begun and not path.exists():
         raise ValueError(f"{path} is missing: with it the run's noise and its cohorts are drawn; put it back")
-    if not path.exists():  # nobody else can read it from its first byte on, and it is all there or not at all
+    if not path.exists():  # whole, and readable by nobody else
         files.write_atomic(path, f"{secrets.randbits(63):016x}\n".encode(), rights=0o600)
     text = path.read_text(encoding="ascii", errors="replace").strip()
     if not re.fullmatch("[0-7][0-9a-f]{15}", text):
@@ -223,7 +223,7 @@ class Server:
         return then, replace(second, bytes_up=log.bytes_up, bytes_down=log.bytes_down)
 
     def commit(self, request: RoundQuestions, visited: engine.Accumulator) -> tuple[State, engine.RoundLog]:
-        """The next state, unless it cannot be used, and whose messages counted for it."""
+        """The next state, unless it cannot be used."""
         log = visited.log(request.round, len(request.cohort))
         if visited.total is None:
             return self.state, log

@@ -103,7 +103,7 @@ class Opened:
 
 
 def open_question(site: ClientSite, data: bytes, same: bool = True) -> Opened:
-    """What a question of the kinds `visit` and `leave` is about; `same`: only with the data that were trained on."""
+    """What a question is about; `same`: only with the data that were trained on."""
     asked = ClientQuestion.of(read_facts(data))
     kind, number = asked.samples, asked.number
     with refusing("its columns, task or classes are not those that were agreed on"):
@@ -112,7 +112,7 @@ def open_question(site: ClientSite, data: bytes, same: bool = True) -> Opened:
         agreement = agree(site.config, kind, **asked.federation)
     read_facts(data, agreement.fingerprint)  # before a state is made for so many clients
     longest = max(1, agreement.method.adaptation, agreement.config.newcomer_epochs)
-    for point, _, epochs in asked.score:  # nobody makes a site adapt for longer than its configuration says
+    for point, _, epochs in asked.score:  # nobody makes a site adapt longer
         if epochs > longest:
             raise CodecError(f"the server asks for scores after {epochs} epochs, {point!r}; expected at most {longest}")
     setting, rows = (agreement.method, agreement.model, agreement.initial, agreement.visits), mine.rows
@@ -144,7 +144,7 @@ def _visit(site: ClientSite, asked: ClientQuestion, data: bytes) -> bytes:
 
 
 def _leave(site: ClientSite, asked: ClientQuestion, data: bytes) -> bytes:
-    """The factor that the server is to subtract for a client that goes for good, if there is one.
+    """The factor that the server is to subtract for a client that goes, if there is one.
 
     It is in the record: whose data have changed meanwhile can leave all the same.
     """
@@ -153,7 +153,7 @@ def _leave(site: ClientSite, asked: ClientQuestion, data: bytes) -> bytes:
     if asked.ask == "visit" and not seal_wish(site.place):
         return _visit(site, asked, data)  # it stays after all
     if read_arrays(data).keys() == read_arrays(encode(found.offer, complete=True)).keys():
-        _keep_offer(site, data)  # nothing is left out, be it that there is nothing that travels for scoring alone
+        _keep_offer(site, data)  # nothing that travels for scoring alone is left out
     facts = {"client": site.samples.name, "round": round, "trial": asked.trial, "leave": True}
     reply = encode({} if factor is None else factor, found.agreement.fingerprint, facts)
     rows = len(found.mine.rows["train"])
@@ -165,7 +165,7 @@ def _leave(site: ClientSite, asked: ClientQuestion, data: bytes) -> bytes:
 
 
 def _keep_offer(site: ClientSite, data: bytes) -> None:
-    """A question whose offer is complete: with it and the record, this site can predict by itself."""
+    """A complete offer: with it and the record, this site can predict by itself."""
     site.place.mkdir(parents=True, exist_ok=True)
     write_atomic(site.place / OFFER, data)
 
@@ -259,8 +259,7 @@ def _refuse_left(place: Path) -> None:
 
 # --- its own model at work ------------------------------------------------------------------------------------------
 UNSCORED = "this method is scored as trained: the model was trained once more, and no score of the run is of it"
-NO_LATER = ("no score in the run's folder is of this model: before a later one came, this client left or was away, or "
-            "the run was stopped")  # fmt: skip
+NO_LATER = "no score of the run is of this model: the client left or was away, or the run was stopped"
 
 
 @dataclass(frozen=True)

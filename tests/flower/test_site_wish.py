@@ -194,7 +194,7 @@ def test_a_client_that_left_still_predicts(tmp_path):
     assert sorted(site.place.glob("round-*")) == before
     found = predict_rows(site, made["x"][0], torch.tensor([[-1.0, 0.0], [9.0, 0.0]]))
     assert (found.round, found.point) == (1, "received")
-    assert found.note.startswith("no score in the run's folder is of this model: before a later one came")
+    assert found.note.startswith("no score of the run is of this model: the client left or was away")
     assert torch.allclose(found.outputs.sum(1), torch.ones(2, dtype=torch.float64))
 
 
@@ -210,7 +210,7 @@ def test_a_client_whose_run_stopped_in_a_scored_round_did_not_leave(tmp_path):
     server.step()
     found = predict_rows(site, federation, torch.tensor([[-1.0, 0.0]]))
     assert (found.round, found.point) == (1, "received")
-    assert found.note.startswith("no score in the run's folder is of this model: before a later one came")
+    assert found.note.startswith("no score of the run is of this model: the client left or was away")
     server.step()
     found = predict_rows(site, federation, torch.tensor([[-1.0, 0.0]]))
     assert (found.round, found.note) == (2, "")
