@@ -158,7 +158,7 @@ def reproduce(
 ) -> None:  # fmt: skip
     papers = import_module("posterity.papers.cli")  # the floor above, found by its place
     if table is None or list_them:
-        papers.print_recipes(out or Path("runs") / "tables", places or [])
+        papers.print_recipes(out or Path("runs") / "tables")
         return
     from posterity.cli.terminal import progress
 

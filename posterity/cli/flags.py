@@ -271,7 +271,7 @@ HOW = settings_where(  # what says how a table of a paper is computed, and when 
 )
 TABLE = {  # what may be said about a table besides what it says itself
     "table": argument(str | None, "its id: V-T1a, or that of a figure: V-F2", None),
-    "list_them": option(bool, False, "all tables: data, GPU minutes, how much is done", "--list"),
+    "list_them": option(bool, False, "all tables: data, GPU minutes, results", "--list"),
     "seeds": option(str | None, None, "seeds, comma separated or a range (default: the table's own)",
                     metavar="INTEGER,…"),
     "cells": option(str | None, None, "columns, comma separated (default: all)", metavar="NAME,…"),

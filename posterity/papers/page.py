@@ -226,11 +226,15 @@ def markdown(recipe: Recipe, found: Gathered) -> str:
     pieces.append(_legend([entry for each in made for entry in each]))
     for cell, each in zip(run, made, strict=True):
         pieces += [f"### {cell.name}", other_size(recipe, cell, found), _table(with_numbers(each))]
-        pieces += [order(each), order_as_reported(recipe, cell, found), without_numbers(each)]
-        pieces.append(origins(recipe, cell, found))
+        pieces += [*sentences(recipe, cell, found, each), origins(recipe, cell, found)]
     pieces.append(_listed("Not yet run", [cell.name for cell in recipe.cells if cell not in run]))
     pieces.append(_listed("About the runs", found.remarks))
     return "\n\n".join(piece for piece in pieces if piece) + "\n"
+
+
+def sentences(recipe: Recipe, cell: RecipeCell, found: Gathered, each: Sequence[Entry]) -> list[str]:
+    """What stands below a column: the order of its rows, and which are not there; empty where there is nothing."""
+    return [order(each), order_as_reported(recipe, cell, found), without_numbers(each)]
 
 
 def order_as_reported(recipe: Recipe, cell: RecipeCell, found: Gathered) -> str:

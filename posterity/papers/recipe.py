@@ -43,7 +43,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 from posterity.papers.shown import Shown
 from posterity.settings.config import Config, from_table
@@ -67,6 +67,7 @@ def without_recipe() -> dict[str, Elsewhere]:
     return {raw["id"]: Elsewhere(**raw) for raw in tomllib.loads(text)["item"]}
 
 
+T = TypeVar("T")
 SHOWN = tuple(each.name for each in fields(Shown))
 SETTINGS = re.compile(r"\[[^]]*\]|@paper")  # of a method, in its row
 
@@ -175,13 +176,18 @@ def _order(name: str) -> tuple[str, int, str]:
 
 def find(name: str) -> Recipe:
     """The table with this id."""
-    known = {each.casefold(): recipe for each, recipe in recipes().items()}
     if other := next((each for each in without_recipe().values() if each.id.casefold() == name.casefold()), None):
         raise ValueError(f"{other.id} ({other.paper}, {other.title}) has no runs here: {other.why}")
-    if name.casefold() not in known:
-        told = nearest(name, list(recipes()))
-        raise ValueError(f"there is no table {name!r}: {told}; 'posterity reproduce --list' shows all")
-    return known[name.casefold()]
+    return by_id(name, recipes(), "table")
+
+
+def by_id(name: str, known: Mapping[str, T], what: str) -> T:
+    """One of `known`, in capitals or not."""
+    for each, value in known.items():
+        if each.casefold() == name.casefold():
+            return value
+    told = nearest(name, list(known))
+    raise ValueError(f"there is no {what} {name!r}: {told}; 'posterity reproduce --list' shows all")
 
 
 def read(text: str, place: str) -> Recipe:

@@ -144,10 +144,6 @@ class Gathered:
     def of(self, cell: RecipeCell) -> list[Run]:
         return [run for (folder, _), runs in self.runs.items() if folder == cell.folder for run in runs]
 
-    @property
-    def count(self) -> int:
-        return sum(map(len, self.runs.values()))
-
 
 def read_places(places: Sequence[Path]) -> list[Run]:
     """All runs at or below these folders, or in these files of packed runs."""

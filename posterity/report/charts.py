@@ -1,7 +1,7 @@
 """The page's drawings, by `svg.py`; `page.py` places them.
 
 Reliability diagrams: how often a prediction is right, against how sure it was, with an interval for every bin. Clients:
-a row of dots per method, the worst and the best by name. The critical-difference picture: methods on one axis, bars
+a row of dots per method. The critical-difference picture: methods on one axis, bars
 over neighbours that are not separated, after Demšar (2006), with the metric itself in place of mean ranks and pairs
 judged as everywhere here (`findings.py`). Line charts: the headline metric against rounds and bytes, and sparklines of
 a method's own diagnostics. Who holds which data: a disc for every client and class, below them the sizes of parts.
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
@@ -28,7 +28,6 @@ from posterity.report.svg import (
     Canvas,
     axes,
     colour,
-    log_ticks,
     number,
     percent,
     plain,
@@ -103,8 +102,8 @@ def whisker(canvas: Canvas, at: float, low: float, high: float, css: str, cap: f
 
 T = TypeVar("T")
 
-DOTS = 1600  # in the chart: beyond that the picture no longer changes, only the page's size
-MOST_DOTS = 200  # per method
+WIDTH = 1000.0  # of a chart on the page
+MOST_DOTS = 200  # per method: beyond that the picture no longer changes, only the page's size
 SMALL = 6.2  # mean width of a character at 11 px
 
 
@@ -114,7 +113,6 @@ class Dot:
 
     value: float
     told: str
-    name: str = ""
 
 
 def client_dots(arm: Arm, rule: str) -> list[Dot]:
@@ -131,81 +129,31 @@ def client_dots(arm: Arm, rule: str) -> list[Dot]:
             shown = f"{100 * value:.1f} %" if goal(run).share else plain(value)
             n = sizes[k] if k < len(sizes) else None
             size = f", {n:.0f} samples" if n is not None else ""
-            name = run.federation.client(k)
-            label = f"{name}, seed {run.seed}" if len(arm.runs) > 1 else name
-            dots.append(Dot(value, f"{name}, seed {run.seed}: {shown}{size}", label))
+            dots.append(Dot(value, f"{run.federation.client(k)}, seed {run.seed}: {shown}{size}"))
     return sorted(dots, key=lambda d: d.value)
 
 
-def dots_shown(methods: int) -> int:
-    """How many dots a method may draw."""
-    return min(MOST_DOTS, max(DOTS // max(methods, 1), 40))
-
-
-def strip_chart(dots_by_arm: Sequence[tuple[Arm, Sequence[Dot]]], width: float, title: str) -> str:
+def strip_chart(dots_by_arm: Sequence[tuple[Arm, Sequence[Dot]]]) -> str:
     """A row per method: every client a dot, and over them a box of the quartiles with whiskers at 10 and 90 %."""
-    metric = goal(dots_by_arm[0][0].runs[0])
-    is_share = metric.share
-    narrow = width < 500
-    pitch = 76 if narrow else 60  # a narrow page has no room for methods beside the rows, so they go above
-    longest = max(len(arm.label) for arm, _ in dots_by_arm)
-    left = 12 if narrow else min(CHARACTER * longest + 26, 220)
-    canvas = Canvas(width, pitch * len(dots_by_arm) + 46, title)
-    low, high = widen((d.value for _, dots in dots_by_arm for d in dots), 0.0, 1.0 if is_share else None)
-    x = AxisScale(low, high, left, width - 16)
+    metric, pitch = goal(dots_by_arm[0][0].runs[0]), 60
+    left = min(CHARACTER * max(len(arm.label) for arm, _ in dots_by_arm) + 26, 220)
     foot = pitch * len(dots_by_arm) + 6
+    canvas = Canvas(WIDTH, foot + 40, "Clients by method")
+    low, high = widen((d.value for _, dots in dots_by_arm for d in dots), 0.0, 1.0 if metric.share else None)
+    x = AxisScale(low, high, left, WIDTH - 16)
     for tick in ticks(low, high, int((x.end - x.start) / 80)):
         canvas.line(x(tick), 4, x(tick), foot, "grid")
-        canvas.text(x(tick), foot + 15, percent(tick) if is_share else plain(tick), "tick", "middle")
+        canvas.text(x(tick), foot + 15, percent(tick) if metric.share else plain(tick), "tick", "middle")
     canvas.text(x.end, foot + 33, axis_title(metric, " of a client"), "name", "end")
     for row, (arm, dots) in enumerate(dots_by_arm):
-        centre = pitch * row + (40 if narrow else 26)
-        name = shorten(arm.label, width - 20 if narrow else left - 14)
-        at, level, anchor = (left, centre - 22, "start") if narrow else (left - 12, centre + 4, "end")
-        canvas.text(at, level, name, f"end {colour(arm.index)}", anchor)
-        _dots(canvas, x, centre, arm, thin(dots, dots_shown(len(dots_by_arm))), tooltips=not narrow)
+        centre = pitch * row + 26
+        canvas.text(left - 12, centre + 4, shorten(arm.label, left - 14), f"end {colour(arm.index)}", "end")
+        group = canvas.add("g", f"client {colour(arm.index)}")
+        for k, dot in enumerate(thin(dots, MOST_DOTS)):
+            height = 24 * ((k * 0.618034) % 1.0 - 0.5)  # golden ratio: neighbours in value are far apart in height
+            canvas.add("circle", "", dot.told, group, cx=x(dot.value), cy=centre + height, r=3)
         _box(canvas, x, centre, dots)
-        _name_extremes(canvas, x, centre + 29, dots)
     return canvas.svg()
-
-
-def _dots(canvas: Canvas, x: AxisScale, centre: float, arm: Arm, dots: Sequence[Dot], tooltips: bool) -> None:
-    """Dots at their value; the height within the row is only there to keep them apart."""
-    # golden ratio: neighbours in value are far apart in height
-    places = [(x(dot.value), centre + 24 * ((k * 0.618034) % 1.0 - 0.5)) for k, dot in enumerate(dots)]
-    if not tooltips:  # one path of round points is a tenth of the bytes
-        steps = "".join(f"M{number(a)} {number(b)}h0" for a, b in places)
-        canvas.add("path", f"points {colour(arm.index)}", d=steps)
-        return
-    group = canvas.add("g", f"client {colour(arm.index)}")
-    for dot, (a, b) in zip(dots, places, strict=True):
-        canvas.add("circle", "", dot.told, group, cx=a, cy=b, r=3)
-
-
-def _name_extremes(canvas: Canvas, x: AxisScale, level: float, dots: Sequence[Dot]) -> None:
-    """The names of the clients with the lowest and the highest value, below their dots and clear of each other."""
-    if not dots or not dots[0].name:
-        return
-    ends = [dots[0], dots[-1]] if len(dots) > 1 else [dots[0]]
-    names = [_name(dot, dots, (x.end - x.start) / 2 - 12) for dot in ends]
-    widths = [SMALL * len(name) for name in names]
-    wanted = [min(max(x(dot.value), x.start + w / 2), x.end - w / 2) for dot, w in zip(ends, widths, strict=True)]
-    if len(ends) > 1:
-        apart = (widths[0] + widths[1]) / 2 + 14
-        short = max(apart - (wanted[1] - wanted[0]), 0.0)
-        left = max(wanted[0] - short / 2, x.start + widths[0] / 2)
-        right = min(max(wanted[1], left + apart), x.end - widths[1] / 2)
-        wanted = [min(left, right - apart), right]
-    for dot, name, at in zip(ends, names, wanted, strict=True):
-        canvas.path([(x(dot.value), level - 15), (at, level - 9)], "lead")
-        canvas.text(at, level, name, "extreme", "middle")
-
-
-def _name(dot: Dot, dots: Sequence[Dot], room: float) -> str:
-    """One client by name, and how many others have the same value."""
-    others = sum(other.value == dot.value for other in dots) - 1
-    more = f" and {others} more" if others else ""
-    return shorten(dot.name, room - CHARACTER * len(more)) + more
 
 
 def _box(canvas: Canvas, x: AxisScale, centre: float, dots: Sequence[Dot]) -> None:
@@ -222,7 +170,7 @@ SHOWN = 40  # methods: with more, the first forty
 BAR, STEP = 9.0, 20.0
 
 
-def critical_chart(comparison: Comparison, width: float) -> str:
+def critical_chart(comparison: Comparison) -> str:
     """Means across; below the axis the bars, and below them the names, the outermost first."""
     column = comparison.column
     rows = [row for row in comparison.rows[:SHOWN] if math.isfinite(row.cells[column.key].mean)]
@@ -230,10 +178,10 @@ def critical_chart(comparison: Comparison, width: float) -> str:
     is_share = column.unit == "%"
     measured = f"{column.noun}, %" if is_share else column.title
     longest = max(len(measured), *(len(row.label) for row in rows))
-    margin = min(CHARACTER * longest + 24, 0.3 * width)
-    x = AxisScale(*widen(row.cells[column.key].mean for row in rows), margin, width - margin)
+    margin = min(CHARACTER * longest + 24, 0.3 * WIDTH)
+    x = AxisScale(*widen(row.cells[column.key].mean for row in rows), margin, WIDTH - margin)
     foot = 42 + BAR * len(bars) + 12
-    canvas = Canvas(width, foot + STEP * math.ceil(len(rows) / 2) + 6, "Methods on one axis, bars over equals")
+    canvas = Canvas(WIDTH, foot + STEP * math.ceil(len(rows) / 2) + 6, "Methods on one axis, bars over equals")
     for tick in ticks(x.low, x.high, max(3, int((x.end - x.start) / 60))):
         canvas.line(x(tick), 26, x(tick), 32, "axis")
         canvas.text(x(tick), 20, percent(tick) if is_share else plain(tick), "tick", "middle")
@@ -259,8 +207,7 @@ def critical_chart(comparison: Comparison, width: float) -> str:
     return canvas.svg()
 
 
-MOST_POINTS = 160  # points of a line: more than that no screen resolves
-BUDGET = 1600  # points of a chart: the page must stay small with twenty methods on it
+MOST_POINTS = 160  # of a line: more than that no screen resolves
 
 
 @dataclass(frozen=True)
@@ -272,9 +219,10 @@ class LearningCurve:
     y: tuple[float, ...]
     band: tuple[float, ...]
 
-    def at(self, kept: Sequence[int]) -> LearningCurve:
+    def at(self, kept: Iterable[int]) -> LearningCurve:
         """Some of its points."""
-        x, y, band = (tuple(values[i] for i in kept) if values else () for values in (self.x, self.y, self.band))
+        some = list(kept)
+        x, y, band = (tuple(values[i] for i in some) if values else () for values in (self.x, self.y, self.band))
         return LearningCurve(self.arm, x, y, band)
 
     def thinned(self, most: int = MOST_POINTS) -> LearningCurve:
@@ -291,22 +239,20 @@ def mean_curve(arm: Arm, values: Callable[[Run], Mapping[int, float]]) -> Learni
     return LearningCurve(arm, tuple(map(float, shared)), tuple(statistics.fmean(v) for v in rows), band)
 
 
-def learning_curves(found: Sequence[Arm], part: str, against: str = "round") -> list[LearningCurve]:
-    """The headline metric of each method by round, or by bytes sent up and down since the start."""
-    made = []
-    for arm in found:
-        line = mean_curve(arm, partial(curve, part=part))
-        if against == "bytes":
-            totals = [_totals(run) for run in arm.runs]
-            paid = [_paid(totals, int(r)) for r in line.x]
-            line = replace(line, x=tuple(x or 0.0 for x in paid)).at([i for i, x in enumerate(paid) if x is not None])
-        made.append(line.thinned(min(MOST_POINTS, max(BUDGET // len(found), 30))))
+def learning_curves(found: Sequence[Arm], part: str) -> list[LearningCurve]:
+    """The headline metric of each method by round."""
+    made = [mean_curve(arm, partial(curve, part=part)).thinned() for arm in found]
     return [line for line in made if line.x]
 
 
-def _paid(totals: Sequence[dict[int, float]], at: int) -> float | None:
-    known = [t[at] for t in totals if t.get(at)]
-    return statistics.fmean(known) if known else None
+def by_traffic(lines: Sequence[LearningCurve]) -> list[LearningCurve]:
+    """The same against bytes sent up and down since the start; without methods that send nothing."""
+    made = []
+    for line in lines:
+        totals = [_totals(run) for run in line.arm.runs]
+        paid = [statistics.fmean(each.get(int(r), 0.0) for each in totals) for r in line.x]
+        made.append(replace(line, x=tuple(paid)).at(i for i, x in enumerate(paid) if x))
+    return [line for line in made if line.x]
 
 
 def _totals(run: Run) -> dict[int, float]:
@@ -322,18 +268,18 @@ def thin(items: Sequence[T], most: int = MOST_POINTS) -> list[T]:
 
 
 def line_chart(
-    lines: Sequence[LearningCurve], width: float, title: str, x_title: str, against: str = "round",
+    lines: Sequence[LearningCurve], width: float, title: str, x_title: str = "round",
     y_axis: tuple[str, bool] | None = None,
 ) -> str:  # fmt: skip
     """Mean lines with bands of ± one sd, named at their ends; the y axis is the headline metric's, or has a title and
-    says whether its values are shares."""
+    says whether its values are shares. Across are rounds, or bytes where the title says so."""
     metric = goal(lines[0].arm.runs[0])
     y_title, is_share = y_axis or (axis_title(metric), metric.share)
-    canvas, x, y = _frame(lines, width, title, against, is_share)
-    x_text: Callable[[float], str] = _round_bytes if against == "bytes" else plain
-    about = int((x.end - x.start) / 60)
-    across = log_ticks(x.low, x.high) if x.log else ticks(x.low, x.high, about)
-    across = [value for value in across if against == "bytes" or value.is_integer()]  # there is no half a round
+    rounds = x_title == "round"
+    canvas, x, y = _frame(lines, width, title, rounds, is_share)
+    x_text: Callable[[float], str] = plain if rounds else _round_bytes
+    across = ticks(x.low, x.high, int((x.end - x.start) / 60))
+    across = [value for value in across if not rounds or value.is_integer()]  # there is no half a round
     axes(canvas, x, y, _apart(across, x, x_text), ticks(y.low, y.high, 8), x_text, percent if is_share else plain)
     canvas.text(x.start - 6, y.end - 14, y_title, "name", "start")
     canvas.text(x.end, y.start + 34, x_title, "name", "end")
@@ -357,23 +303,15 @@ def _round_bytes(count: float) -> str:
 
 
 def _frame(
-    lines: Sequence[LearningCurve], width: float, title: str, against: str, is_share: bool
+    lines: Sequence[LearningCurve], width: float, title: str, rounds: bool, is_share: bool
 ) -> tuple[Canvas, AxisScale, AxisScale]:
     height = max(300.0 if width < 500 else 360.0, 15.0 * len(lines) + 110)
-    longest = max(len(line.arm.label) for line in lines)
-    margin = min(CHARACTER * longest + 40, 0.34 * width)
-    values = [
-        m + k * s
-        for line in lines
-        for m, s in zip(line.y, line.band or [0.0] * len(line.y), strict=True)
-        for k in (-1, 1)
-    ]
-    low, high = widen(values, floor=0.0, ceiling=1.0 if is_share else None)
-    ends = [line.x[-1] for line in lines]
-    log = against == "bytes" and max(ends) > 12 * min(ends)
-    first = min(line.x[0] for line in lines) if log or against == "round" else 0.0
-    last = max(ends)
-    x = AxisScale(first if last > first else 0.0, last or 1.0, 46, width - margin, log)  # one round alone is the last
+    margin = min(CHARACTER * max(len(line.arm.label) for line in lines) + 40, 0.34 * width)
+    ends = [m + k * s for line in lines for m, s in zip(line.y, line.band or [0.0] * len(line.y), strict=True)
+            for k in (-1, 1)]  # fmt: skip
+    low, high = widen(ends, floor=0.0, ceiling=1.0 if is_share else None)
+    first, last = min(line.x[0] for line in lines), max(line.x[-1] for line in lines)
+    x = AxisScale(first if rounds and last > first else 0.0, last or 1.0, 46, width - margin)
     return Canvas(width, height, title), x, AxisScale(low, high, height - 44, 34)
 
 
@@ -410,15 +348,14 @@ class Spark:
 
 
 def sparks(found: Sequence[Arm]) -> list[Spark]:
-    """Training loss and the method's own scalars, mean over seeds."""
+    """Training loss and the method's own scalars, mean over the seeds that have them."""
     made = []
     for arm in found:
         names = sorted({k for run in arm.runs for r in run.rounds for k in r.report})
         for name in ["training loss", *names]:
-            course = _course(arm, name)
-            if course:
-                label = f"{name} of {arm.label}"
-                made.append(Spark(arm, name, _spark(course, arm, label), plain(course[0][1]), plain(course[-1][1])))
+            if line := _course(arm, name):
+                svg = _spark(line, f"{name} of {arm.label}", colour(arm.index))
+                made.append(Spark(arm, name, svg, plain(line[0][1]), plain(line[-1][1])))
     return made
 
 
@@ -432,18 +369,18 @@ def _course(arm: Arm, name: str) -> list[tuple[int, float]]:
     return [(r, statistics.fmean(heard[r])) for r in thin(sorted(heard), 80)]
 
 
-def _spark(course: Sequence[tuple[int, float]], arm: Arm, title: str) -> str:
+def _spark(course: Sequence[tuple[int, float]], title: str, css: str) -> str:
     canvas = Canvas(140, 26, title)
     low, high = widen([v for _, v in course])
     x, y = AxisScale(course[0][0], course[-1][0], 3, 137), AxisScale(low, high, 23, 3)
     points = [(x(r), y(v)) for r, v in course]
-    if any(a != b for a, b in pairwise(points)):
-        canvas.path(points, f"spark {colour(arm.index)}", title=title)
-    canvas.add("circle", f"dot {colour(arm.index)}", cx=points[-1][0], cy=points[-1][1], r=2)
+    if len(points) > 1:
+        canvas.path(points, f"spark {css}", title=title)
+    canvas.add("circle", f"dot {css}", cx=points[-1][0], cy=points[-1][1], r=2)
     return canvas.svg()
 
 
-TOLD = 900  # bubbles with a tooltip
+TOLD = 900  # bubbles with a tooltip: with more, the page would be large
 CLIENTS = 60
 CLASSES = 100
 LONGEST = 20  # characters of a client's name below the bars
@@ -467,7 +404,7 @@ class Frame:
         return self.left + self.step * self.shown
 
 
-def partition(federation: FederationFacts, width: float, most: int = CLIENTS, overlap: bool = False) -> str:
+def partition(federation: FederationFacts, width: float = WIDTH, most: int = CLIENTS, overlap: bool = False) -> str:
     """The first `most` clients across, classes up, area = samples; below, the size of each client's parts.
 
     With `overlap` discs may cover their neighbours a little, and are larger where clients or classes are many.
@@ -481,14 +418,15 @@ def partition(federation: FederationFacts, width: float, most: int = CLIENTS, ov
     left = max(left, 52 if federation.numbered else 68)  # the first sloping name begins left of its bar
     frame = Frame(left, min((width - left - 8) / max(shown, 1), 36), pitch * classes + 22, shown)
     below = _names(federation, frame)
-    canvas = Canvas(width, frame.top + 86 + _depth(federation, below), f"Partition of {federation.name}")
+    longest = max(map(len, below.values()), default=0)
+    depth = 24 if federation.numbered else math.sin(math.radians(SLOPE)) * SMALL * longest + 10
+    canvas = Canvas(width, frame.top + 86 + depth, f"Partition of {federation.name}")
     for c, name in enumerate(names):
         if pitch > 10 or c % 10 == 0:  # a hundred lines and names would be noise
             canvas.line(left, pitch * c + 14, frame.right, pitch * c + 14, "grid")
             canvas.text(left - 8, pitch * c + 18, shorten(name, left - 12), "tick", "end")
-    told = names if width > 500 else []
     radius = 0.55 * math.sqrt(frame.step * pitch) if overlap else min(frame.step, pitch * 1.15) / 2
-    _bubbles(canvas, frame, federation, counts, pitch, radius, told)
+    _bubbles(canvas, frame, federation, counts, pitch, radius, names)
     _sizes(canvas, frame, federation)
     _name_clients(canvas, frame, federation, below)
     return canvas.svg()
@@ -496,16 +434,16 @@ def partition(federation: FederationFacts, width: float, most: int = CLIENTS, ov
 
 def _bubbles(
     canvas: Canvas, frame: Frame, federation: FederationFacts, counts: Sequence[Sequence[int]], pitch: float,
-    radius: float, told: Sequence[str],
+    radius: float, names: Sequence[str],
 ) -> None:  # fmt: skip
-    """A disc for every client and class; each says what it is where class names are given and the page stays small."""
+    """A disc for every client and class; each says what it is where they are few."""
     group = canvas.add("g", "bubble")
     most = max((n for row in counts for n in row), default=1) or 1
-    spoken = bool(told) and sum(n > 0 for row in counts for n in row) <= TOLD
+    spoken = sum(n > 0 for row in counts for n in row) <= TOLD
     for k, row in enumerate(counts):
         for c, n in enumerate(row):
             if n > 0:
-                title = f"{federation.client(k)}, class {told[c]}: {n} samples" if spoken else ""
+                title = f"{federation.client(k)}, class {names[c]}: {n} samples" if spoken else ""
                 r = max(radius * math.sqrt(n / most), 0.6)
                 canvas.add("circle", "", title, group, cx=frame.middle(k), cy=pitch * c + 14, r=r)
 
@@ -539,19 +477,12 @@ def _names(federation: FederationFacts, frame: Frame) -> dict[int, str]:
     return {k: shorten(name, CHARACTER * LONGEST) for k, name in names.items()}
 
 
-def _depth(federation: FederationFacts, names: dict[int, str]) -> float:
-    """How far the names reach down."""
-    if federation.numbered:
-        return 24
-    return math.sin(math.radians(SLOPE)) * SMALL * max((len(name) for name in names.values()), default=0) + 10
-
-
 def _name_clients(canvas: Canvas, frame: Frame, federation: FederationFacts, names: dict[int, str]) -> None:
     for k, name in names.items():
-        at, level = frame.middle(k) + 3, frame.top + 80
         if federation.numbered:
             canvas.text(frame.middle(k), frame.top + 83, name, "tick", "middle")
         else:
+            at, level = frame.middle(k) + 3, frame.top + 80
             slope = f"rotate({-SLOPE} {number(at)} {number(level)})"
             canvas.add("text", "tick", x=at, y=level, text_anchor="end", transform=slope).text = name
     if federation.numbered:

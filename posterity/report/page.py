@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,17 +76,6 @@ def _policy(css: str, script: str) -> str:
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, css)]
     policy = "default-src 'none'; script-src 'sha256-{}'; style-src 'sha256-{}'; base-uri 'none'; form-action 'none'"
     return policy.format(*digests)
-
-
-WIDE, NARROW = 1000.0, 350.0
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A figure drawn twice, because one drawn for a desk shrinks to unreadable letters on a telephone."""
-
-    wide: str
-    narrow: str
 
 
 def write_report(folder: Path, out: Path | None = None, show: str = "validated") -> Path:
@@ -163,23 +151,25 @@ def _terms(runs: Sequence[Run], rows: Sequence[Row]) -> list[tuple[str, str]]:
 
 
 def _figures(rows: Sequence[Row], federation: FederationFacts, show: str) -> dict[str, Any]:
-    found = sorted((row.arm for row in rows), key=lambda a: a.index)
-    lines, paid = charts.learning_curves(found, PART[show]), charts.learning_curves(found, PART[show], "bytes")
-    dots_by_arm = [(row.arm, dots) for row in rows if (dots := charts.client_dots(row.arm, show))]
+    """Drawings; empty where there is nothing to draw."""
+    lines = charts.learning_curves(sorted((row.arm for row in rows), key=lambda a: a.index), PART[show])
+    paid = charts.by_traffic(lines)
+    dots = [(row.arm, found) for row in rows if (found := charts.client_dots(row.arm, show))]
     pooled = [(row, charts.pooled_bins(row.arm, show)) for row in rows]
     return {
-        "curves": _twice(lines, lambda w: charts.line_chart(lines, w, "Headline metric by round", "round")),
-        "traffic": _twice(
-            paid, lambda w: charts.line_chart(paid, w, "Headline metric by bytes sent", "sent so far", "bytes")
-        ),
-        "strip": _twice(dots_by_arm, lambda w: charts.strip_chart(dots_by_arm, w, "Clients by method")),
-        "dots_cut": any(len(dots) > charts.dots_shown(len(dots_by_arm)) for _, dots in dots_by_arm),
-        "dots_most": charts.dots_shown(len(dots_by_arm)),
+        "curves": lines and charts.line_chart(lines, charts.WIDTH, "Headline metric by round"),
+        "traffic": paid and charts.line_chart(paid, charts.WIDTH, "Headline metric by bytes sent", "sent so far"),
+        "strip": dots and charts.strip_chart(dots),
+        "dots_cut": any(len(found) > charts.MOST_DOTS for _, found in dots),
         "reliability": [(row.arm, charts.reliability(row.arm, bins, row.seeds)) for row, bins in pooled if bins],
-        "partition": _twice(federation.train, lambda w: charts.partition(federation, w)),
+        "partition": federation.train and charts.partition(federation),
         "counted": _counted(federation),
-        "clients_shown": charts.CLIENTS,
-        "classes_shown": charts.CLASSES,
+        "limits": {
+            "dots": charts.MOST_DOTS,
+            "clients": charts.CLIENTS,
+            "classes": charts.CLASSES,
+            "methods": charts.SHOWN,
+        },
     }
 
 
@@ -202,20 +192,15 @@ def _client_tables(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _pairs(comparison: Comparison, show: str) -> dict[str, Any]:
     """The section on differences; empty where nothing could be tested."""
-    tested = [comparison] if comparison.tested else []
+    tested = comparison.tested
     return {
         "comparison": comparison,
         "untested": findings.untested(comparison),
         "pairs": findings.lines(comparison, comparison.listed) if tested else [],
         "explained": findings.explained(comparison, show) if tested else [],
         "reach": findings.reach(comparison),
-        "critical": _twice(tested, lambda w: charts.critical_chart(comparison, w)),
-        "critical_shown": charts.SHOWN,
+        "critical": charts.critical_chart(comparison) if tested else "",
     }
-
-
-def _twice(data: Sequence[Any], draw: Callable[[float], str]) -> Drawing | None:
-    return Drawing(draw(WIDE), draw(NARROW)) if data else None
 
 
 def _title(rows: Sequence[Row]) -> str:

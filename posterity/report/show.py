@@ -222,7 +222,7 @@ def plot(runs: Sequence[Run], metric: str | None = None, part: str = "test") -> 
     if not lines:
         raise ValueError(f"{column.key} has no value at any scored round on {part}")
     title = f"{column.noun}{', %' if column.unit == '%' else ''}, {part}"
-    return Plot(_standing_alone(line_chart(lines, WIDTH, title, "round", y_axis=(title, column.unit == "%"))))
+    return Plot(_standing_alone(line_chart(lines, WIDTH, title, y_axis=(title, column.unit == "%"))))
 
 
 def _values(column: Column, part: str, run: Run) -> dict[int, float]:

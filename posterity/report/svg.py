@@ -61,17 +61,15 @@ def number(value: float) -> str:
 
 @dataclass(frozen=True)
 class AxisScale:
-    """Data to pixels, linear or logarithmic."""
+    """Data to pixels."""
 
     low: float
     high: float
     start: float
     end: float
-    log: bool = False
 
     def __call__(self, value: float) -> float:
-        low, high, at = (math.log10(max(v, 1e-12)) if self.log else v for v in (self.low, self.high, value))
-        return self.start + (self.end - self.start) * (at - low) / ((high - low) or 1.0)
+        return self.start + (self.end - self.start) * (value - self.low) / ((self.high - self.low) or 1.0)
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
@@ -83,13 +81,6 @@ def ticks(low: float, high: float, about: int) -> list[float]:
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
     first = math.ceil(low / step - 1e-9)
     return [round(k * step, 12) for k in range(first, math.floor(high / step + 1e-9) + 1)]
-
-
-def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten inside [low, high]; with 2 and 5 as well where there would be fewer than three."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    tens = [10.0**p for p in powers if low <= 10.0**p <= high]
-    return tens if len(tens) > 2 else [m * 10.0**p for p in powers for m in (1, 2, 5) if low <= m * 10.0**p <= high]
 
 
 def widen(values: Iterable[float], floor: float | None = None, ceiling: float | None = None) -> tuple[float, float]:

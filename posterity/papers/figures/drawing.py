@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from posterity.papers.figures import bubbles, features, logs, toy
 from posterity.papers.figures.catalogue import Figure, find_figure
@@ -57,31 +56,16 @@ def draw_figure(
         raise ValueError(f"{figure.id} shows data or what models make of them, which packed runs do not hold: it is "
                          "drawn from run folders below OUT/tables; leave --from out")  # fmt: skip
     check_folder(folder)
-    drawing = _drawn(figure, folder / "tables", asked, cells, methods)
+    recipes = figure.chosen(cells, methods)
+    if figure.kind == PARTITION:
+        drawing = bubbles.draw(figure, recipes, asked)
+    else:
+        made = [collect(recipe, folder / "tables", asked, figure.id) for recipe in recipes]
+        drawing = KINDS[figure.kind](figure, made)
+        drawing.notes += tuple(remark for each in made for remark in each.found.remarks)
     svg, numbers = (folder / "figures" / f"{figure.id}{suffix}" for suffix in (".svg", ".json"))
     about = {"figure": figure.id, "paper": figure.paper, "title": figure.title, "tables": figure.tables}
-    write_atomic(numbers, _lines({**about, **drawing.numbers}).encode())
+    write_atomic(numbers, (json.dumps({**about, **drawing.numbers}, ensure_ascii=False) + "\n").encode())
     drawn = sheet(f"{figure.paper}, {figure.title}", drawing.about, drawing.panels, drawing.columns, drawing.below)
     write_atomic(svg, (drawn + "\n").encode())
     return DrawnFigure(svg, numbers, drawing.notes)
-
-
-def _drawn(
-    figure: Figure, tables: Path, asked: RunRequest, cells: Sequence[str], methods: Sequence[str]
-) -> FigureDrawing:
-    recipes = figure.chosen(cells, methods)
-    if figure.kind == PARTITION:
-        return bubbles.draw(figure, recipes, asked)
-    made = [collect(recipe, tables, asked, figure.id) for recipe in recipes]
-    drawing = KINDS[figure.kind](figure, made)
-    return replace(drawing, notes=(*drawing.notes, *(remark for each in made for remark in each.found.remarks)))
-
-
-def _lines(numbers: Mapping[str, Any]) -> str:
-    """JSON with a line for each of the outermost entries, and for each of their parts."""
-    made = []
-    for name, value in numbers.items():
-        parts = isinstance(value, (list, tuple)) and value and isinstance(value[0], dict)
-        inner = ",\n ".join(json.dumps(each, ensure_ascii=False) for each in value) if parts else ""
-        made.append(f"{json.dumps(name)}: " + (f"[\n {inner}]" if parts else json.dumps(value, ensure_ascii=False)))
-    return "{\n" + ",\n".join(made) + "\n}\n"

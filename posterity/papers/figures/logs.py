@@ -37,7 +37,7 @@ def curves(figure: Figure, made: Sequence[Material]) -> FigureDrawing:
                 ("Training loss", ("loss, nats a sample", False), loss),
             ):
                 lines = [mean_curve(arm, values) for arm in arms]
-                drawn = charts.line_chart([line.thinned() for line in lines], CURVES, title, "round", y_axis=y_axis)
+                drawn = charts.line_chart([line.thinned() for line in lines], CURVES, title, y_axis=y_axis)
                 panels.append(Panel(title, drawn, f"{cell.name}; line: mean over seeds, band: ± one sd"))
                 numbers += [_describe(title, line) for line in lines]
             about += [found.about(cell), _points(arms)]
@@ -92,7 +92,7 @@ def clients(figure: Figure, made: Sequence[Material]) -> FigureDrawing:
             lines = [mean_curve(arm, partial(by_client, client=k, metric=figure.metric)) for k, arm in enumerate(arms)]
             title = f"{figure.metric.replace('_', ' ')}, %"
             thinned = [replace(line.thinned(), band=()) for line in lines]
-            drawn = charts.line_chart(thinned, CLIENTS, cell.name, "round", y_axis=(title, True))
+            drawn = charts.line_chart(thinned, CLIENTS, cell.name, y_axis=(title, True))
             remark = "mean over seeds" if lines[0].band else "one seed"
             panels.append(Panel(f"{found.recipe.lines[0].name}, {cell.name}", drawn, remark))
             numbers += [{"cell": cell.name, **_describe(figure.metric, line)} for line in lines]

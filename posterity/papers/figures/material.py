@@ -134,7 +134,7 @@ def spread_text(values: Sequence[float], digits: int) -> str:
     return f"{statistics.fmean(values):.{digits}f}{sd}"
 
 
-@dataclass(frozen=True)
+@dataclass
 class FigureDrawing:
     """A figure's panels, sentences and numbers; `notes` are about what it could not show."""
 
