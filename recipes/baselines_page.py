@@ -34,7 +34,7 @@ def reached(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
         cells = [row.cells[key].text for key in SHOWN]
-        lowest = min(selected.score.value("accuracy", "pooled") or 0.0 for _, selected in row.picked)
+        lowest = min(selected.value("accuracy", "pooled") or 0.0 for _, selected in row.picked)
         lines.append([row.label, cells[0], f"{100 * lowest:.1f}", *cells[1:], ", ".join(map(str, row.rounds))])
     return table(HEADS, lines)
 

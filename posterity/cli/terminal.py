@@ -313,5 +313,5 @@ def _pairs(comparison: Comparison) -> list[dict[str, Any]]:
 
 def _worst(row: Row) -> list[int] | None:
     """Held-out rows behind the worst tenth of the clients, for each run; None where nobody knows."""
-    found = [findings.worst_rows(selected.score) for _, selected in row.picked] if "worst10" in row.cells else []
+    found = [findings.worst_rows(selected) for _, selected in row.picked] if "worst10" in row.cells else []
     return [behind[2] for behind in found if behind is not None] or None

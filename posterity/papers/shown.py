@@ -26,7 +26,7 @@ from posterity.evaluate.paired import Sample
 from posterity.report import table
 from posterity.report.findings import samples
 from posterity.report.sections import at, longest_adapted
-from posterity.report.table import WEIGHT, Column, SelectedRound, main_epochs, select_round
+from posterity.report.table import WEIGHT, Column, main_epochs, select_round
 from posterity.runs.lines import ScoreLine
 from posterity.runs.read import Run
 from posterity.settings.hyperparameters import nearest
@@ -70,7 +70,7 @@ def find_score(run: Run, rule: str, shown: Shown) -> ScoreLine | None:
     selected = select_round(run, rule)
     point = shown.point or run.scored
     if selected is None or (shown.shows == "members" and point == run.scored):
-        return selected.score if selected else None
+        return selected if selected else None
     group, epochs = "members" if shown.shows == "members" else "newcomers", main_epochs(run, point)
     if epochs in table.epochs_scored(run, point, group):
         return at(run, rule, point, epochs, group)
@@ -100,7 +100,7 @@ def read_value(run: Run, rule: str, shown: Shown) -> float | None:
         return _reported(run, score.round, column)
     if shown.client:
         return _of_client(run, score, shown)
-    value = table.fetch(run, SelectedRound(rule, score), column)
+    value = table.fetch(run, score, column)
     if shown.shows != "gap" or value is None:
         return value
     members = read_value(run, rule, replace(shown, shows="members"))
@@ -123,6 +123,6 @@ def read_samples(runs: Sequence[Run], rule: str, shown: Shown) -> dict[int, Samp
     """The numbers by seed, with the clients' own behind them where a pair of methods can be compared by these."""
     if shown.shows in ("members", "newcomers") and not shown.client and shown.column.source[0] == "metric":
         scored = [(run, find_score(run, rule, shown)) for run in runs]
-        return samples([(run, SelectedRound(rule, score)) for run, score in scored if score], shown.column)
+        return samples([(run, score) for run, score in scored if score], shown.column)
     values = {run.seed: read_value(run, rule, shown) for run in runs if run.seed is not None}
     return {seed: Sample(value, None) for seed, value in values.items() if value is not None and math.isfinite(value)}

@@ -36,7 +36,7 @@ from posterity.report.svg import (
     ticks,
     widen,
 )
-from posterity.report.table import Arm, axis_title, goal, human_bytes, select_round
+from posterity.report.table import Arm, Row, axis_title, goal, human_bytes, select_round
 from posterity.runs.read import FederationFacts, Run
 
 
@@ -45,7 +45,7 @@ def pooled_bins(arm: Arm, rule: str, kind: str = "bins") -> list[tuple[float, fl
     found = [
         bins
         for run in arm.runs
-        if (selected := select_round(run, rule)) is not None and (bins := getattr(selected.score, kind))
+        if (selected := select_round(run, rule)) is not None and (bins := getattr(selected, kind))
     ]
     if not found or len({len(b) for b in found}) > 1:
         return []
@@ -94,6 +94,11 @@ def reliability(
     return canvas.svg()
 
 
+def diagrams(rows: Sequence[Row], rule: str) -> list[tuple[Arm, str]]:
+    """The reliability of each method that has bins."""
+    return [(row.arm, reliability(row.arm, bins, row.seeds)) for row in rows if (bins := pooled_bins(row.arm, rule))]
+
+
 def whisker(canvas: Canvas, at: float, low: float, high: float, css: str, cap: float = 2.5) -> None:
     """A stroke from one end of an interval to the other, with a bar at each, twice as wide as `cap`."""
     ends = [(at - cap, low), (at + cap, low), (at, low), (at, high), (at - cap, high), (at + cap, high)]
@@ -122,8 +127,8 @@ def client_dots(arm: Arm, rule: str) -> list[Dot]:
         selected = select_round(run, rule)
         if selected is None:
             continue
-        sizes = selected.score.by_client("n")
-        for k, value in enumerate(selected.score.by_client(goal(run).name)):
+        sizes = selected.by_client("n")
+        for k, value in enumerate(selected.by_client(goal(run).name)):
             if value is None or math.isinf(value):  # no place on the axis; the table of clients has it
                 continue
             shown = f"{100 * value:.1f} %" if goal(run).share else plain(value)
@@ -133,19 +138,24 @@ def client_dots(arm: Arm, rule: str) -> list[Dot]:
     return sorted(dots, key=lambda d: d.value)
 
 
-def strip_chart(dots_by_arm: Sequence[tuple[Arm, Sequence[Dot]]]) -> str:
+def dots_by_arm(arms: Sequence[Arm], rule: str) -> list[tuple[Arm, list[Dot]]]:
+    """Of the methods that have some."""
+    return [(arm, dots) for arm in arms if (dots := client_dots(arm, rule))]
+
+
+def strip_chart(found: Sequence[tuple[Arm, Sequence[Dot]]]) -> str:
     """A row per method: every client a dot, and over them a box of the quartiles with whiskers at 10 and 90 %."""
-    metric, pitch = goal(dots_by_arm[0][0].runs[0]), 60
-    left = min(CHARACTER * max(len(arm.label) for arm, _ in dots_by_arm) + 26, 220)
-    foot = pitch * len(dots_by_arm) + 6
+    metric, pitch = goal(found[0][0].runs[0]), 60
+    left = min(CHARACTER * max(len(arm.label) for arm, _ in found) + 26, 220)
+    foot = pitch * len(found) + 6
     canvas = Canvas(WIDTH, foot + 40, "Clients by method")
-    low, high = widen((d.value for _, dots in dots_by_arm for d in dots), 0.0, 1.0 if metric.share else None)
+    low, high = widen((d.value for _, dots in found for d in dots), 0.0, 1.0 if metric.share else None)
     x = AxisScale(low, high, left, WIDTH - 16)
     for tick in ticks(low, high, int((x.end - x.start) / 80)):
         canvas.line(x(tick), 4, x(tick), foot, "grid")
         canvas.text(x(tick), foot + 15, percent(tick) if metric.share else plain(tick), "tick", "middle")
     canvas.text(x.end, foot + 33, axis_title(metric, " of a client"), "name", "end")
-    for row, (arm, dots) in enumerate(dots_by_arm):
+    for row, (arm, dots) in enumerate(found):
         centre = pitch * row + 26
         canvas.text(left - 12, centre + 4, shorten(arm.label, left - 14), f"end {colour(arm.index)}", "end")
         group = canvas.add("g", f"client {colour(arm.index)}")
@@ -241,7 +251,8 @@ def mean_curve(arm: Arm, values: Callable[[Run], Mapping[int, float]]) -> Learni
 
 def learning_curves(found: Sequence[Arm], part: str) -> list[LearningCurve]:
     """The headline metric of each method by round."""
-    made = [mean_curve(arm, partial(curve, part=part)).thinned() for arm in found]
+    arms = sorted(found, key=lambda arm: arm.index)
+    made = [mean_curve(arm, partial(curve, part=part)).thinned() for arm in arms]
     return [line for line in made if line.x]
 
 

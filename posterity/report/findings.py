@@ -15,7 +15,7 @@ import numpy as np
 from posterity.evaluate import paired
 from posterity.evaluate.paired import ClientValues, Paired, Sample, compare_all
 from posterity.report import table
-from posterity.report.table import PART, WEIGHT, Cell, Column, Row, SelectedRound, goal, text
+from posterity.report.table import PART, WEIGHT, Cell, Column, Row, goal, text
 from posterity.runs.lines import ScoreLine
 from posterity.runs.read import Run
 
@@ -77,7 +77,7 @@ def compare_methods(rows: Sequence[Row], column: Column) -> Comparison:
     return Comparison(column, tuple(rivals), compare_all([samples(r.picked, column) for r in rivals]))
 
 
-def samples(picked: Sequence[tuple[Run, SelectedRound]], column: Column) -> dict[int, Sample]:
+def samples(picked: Sequence[tuple[Run, ScoreLine]], column: Column) -> dict[int, Sample]:
     """A method's numbers by seed; of two runs with the same seed the first counts."""
     found: dict[int, Sample] = {}
     for run, selected in picked:
@@ -87,10 +87,10 @@ def samples(picked: Sequence[tuple[Run, SelectedRound]], column: Column) -> dict
     return found
 
 
-def _clients(run: Run, selected: SelectedRound, column: Column) -> ClientValues | None:
+def _clients(run: Run, selected: ScoreLine, column: Column) -> ClientValues | None:
     if not column.row_mean or column.source[2] != WEIGHT:
         return None
-    sizes, values = selected.score.by_client("n"), selected.score.by_client(column.source[1])
+    sizes, values = selected.by_client("n"), selected.by_client(column.source[1])
     if not sizes or len(sizes) != len(values):
         return None  # of very many clients a log holds no list
     numbers = np.array([math.nan if v is None else v for v in values])
@@ -351,7 +351,7 @@ def explained(comparison: Comparison, rule: str) -> list[str]:
 
 def worst_note(rows: Sequence[Row]) -> str:
     """How many clients and held-out rows stand behind the figures of the worst tenth; empty where nobody knows."""
-    found = [behind for row in rows for _, selected in row.picked if (behind := worst_rows(selected.score)) is not None]
+    found = [behind for row in rows for _, selected in row.picked if (behind := worst_rows(selected)) is not None]
     if not found or not any("worst10" in row.cells for row in rows):
         return ""
     few, of, tested = map(_range, zip(*found, strict=True))

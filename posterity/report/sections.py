@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from posterity.core.protocol import POINTS
 from posterity.report import table
 from posterity.report.findings import goal_column, join
-from posterity.report.table import PART, RULES, WEIGHT, Arm, Cell, Column, Row, SelectedRound, goal, point_name
+from posterity.report.table import PART, RULES, WEIGHT, Arm, Cell, Column, Row, goal, point_name
 from posterity.runs.lines import ScoreLine
 from posterity.runs.read import Run
 from posterity.settings.config import settings_where
@@ -23,9 +23,6 @@ LINES = 60  # of a table: with more clients, the worst and the best served
 CELLS = 3000  # of all tables: the page must stay small
 TABLES = 6  # seeds that have a table
 TINTS = 6  # steps from the lowest to the highest value
-
-Scored = Callable[[Run, SelectedRound], ScoreLine | None]
-"""Which scores of a run are meant: those of the headline, or of newcomers."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +45,21 @@ class ClientTable:
     unscored: int
     smallest: int  # held-out rows of the smallest client; 0: unknown
 
-    @property
-    def cut(self) -> bool:
-        return len(self.lines) < self.clients
+
+def member_tables(rows: Sequence[Row]) -> list[ClientTable]:
+    """Every member under every method, at the round of the headline."""
+    return client_tables(rows, lambda run, chosen: chosen)
 
 
-def client_tables(rows: Sequence[Row], scored: Scored, first: int = 0) -> list[ClientTable]:
+def newcomer_tables(rows: Sequence[Row]) -> list[ClientTable]:
+    """Every newcomer, after the longest adaptation."""
+    members = rows[0].arm.runs[0].federation.members
+    return client_tables(rows, lambda run, _: longest_adapted(run, rows[0].rule), members)
+
+
+def client_tables(
+    rows: Sequence[Row], scored: Callable[[Run, ScoreLine], ScoreLine | None], first: int = 0
+) -> list[ClientTable]:
     """A table for each set of clients, by its first seed; the client with number `first` is the first of the scores."""
     groups: dict[Hashable, dict[int, list[tuple[Run, ScoreLine]]]] = {}
     for row in rows:
@@ -141,27 +147,18 @@ def _range(counts: Sequence[float], to: str = "–", form: str = ".0f") -> str:
     return f"{low:{form}}" if low == high else f"{low:{form}}{to}{high:{form}}"
 
 
-def leading(tables: Sequence[ClientTable]) -> str:
-    """By whom the clients of these tables are ordered: some seeds may be without the leading method."""
-    labels = {table.arms[0].label for table in tables}
-    return labels.pop() if len(labels) == 1 else "the first method of a table"
-
-
-def describe_tables(tables: Sequence[ClientTable], column: Column) -> list[str]:
+def describe_tables(tables: Sequence[ClientTable], rows: Sequence[Row]) -> list[str]:
     """What a reader must know about these tables, in sentences."""
     said = []
     if len(tables) > 1:
         said.append("The data were divided anew with every seed, so the clients of one seed are not those of another.")
-        if len(tables) > TABLES:
-            said.append(f"The first {TABLES} of {len(tables)} such tables are here.")
-    if any(table.cut for table in tables[:TABLES]):
-        one = max(tables[:TABLES], key=lambda table: table.clients)
-        half = len(one.lines) // 2
-        said.append(f"Of {one.clients:,} clients the {len(one.lines) - half} worst and the {half} best served by "
-                    f"{one.arms[0].label}; metrics.jsonl has all.")  # fmt: skip
+    if len(tables) > TABLES:
+        said.append(f"The first {TABLES} of {len(tables)} such tables are here.")
+    if any(len(table.lines) < table.clients for table in tables[:TABLES]):
+        said.append("Of very many clients the worst and the best served are here; metrics.jsonl has all.")
     if absent := max((table.unscored for table in tables), default=0):
         said.append(f"Not scored, and not listed: {absent:,} clients without held-out rows or outside of the sample.")
-    smallest = min((table.smallest for table in tables if table.smallest), default=0)
+    smallest, column = min((table.smallest for table in tables), default=0), goal_column(rows[0].arm.runs[0])
     if smallest and column.row_mean and column.unit == "%":
         said.append(f"The smallest client has {smallest} rows: a single one, right or wrong, moves its {column.noun} "
                     f"by {100 / smallest:.3g} points.")  # fmt: skip
@@ -200,7 +197,7 @@ def fitted(rows: Sequence[Row]) -> list[str]:
 
 def described(rows: Sequence[Row]) -> str:
     """What the numbers of the headline are numbers of: so many rows, of so many clients."""
-    scores = [selected.score for row in rows for _, selected in row.picked]
+    scores = [selected for row in rows for _, selected in row.picked]
     counts = [[n or 0 for n in each] for score in scores if (each := score.by_client("n"))]
     if not counts:
         return ""
@@ -215,7 +212,7 @@ def uneven(rows: Sequence[Row]) -> list[str]:
     said = []
     for row in rows:
         for run, selected in row.picked if row.arm.runs[0].facts.get("engine") == FLOWER else ():
-            scores = table.series(run, selected.score.part, run.scored, table.main_epochs(run, run.scored))
+            scores = table.series(run, selected.part, run.scored, table.main_epochs(run, run.scored))
             who = {round: {k for k, n in enumerate(sizes) if n}
                    for round, score in sorted(scores.items()) if (sizes := score.by_client("n"))}  # fmt: skip
             every = set().union(*who.values())
@@ -290,7 +287,7 @@ def by_rule(rows: Sequence[Row]) -> SmallTable:
 
 def _chosen(run: Run, rule: str) -> float | None:
     selected = table.select_round(run, rule)
-    return selected.score.value(goal(run).name, WEIGHT) if selected else None
+    return selected.value(goal(run).name, WEIGHT) if selected else None
 
 
 def at(run: Run, rule: str, point: str, epochs: int, group: str) -> ScoreLine | None:
@@ -345,7 +342,7 @@ def _newcomer_gap(run: Run, rule: str, column: Column) -> float | None:
     selected = table.select_round(run, rule)
     score = longest_adapted(run, rule)
     theirs = score.value(column.key, WEIGHT) if score else None
-    ours = selected.score.value(column.key, WEIGHT) if selected else None
+    ours = selected.value(column.key, WEIGHT) if selected else None
     return theirs - ours if theirs is not None and ours is not None else None
 
 

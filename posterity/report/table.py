@@ -11,7 +11,6 @@ squared error of a million times that of the first scored round has gone the wro
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -79,13 +78,17 @@ def metric_column(facts: Mapping[str, Any]) -> Column:
     )
 
 
-def _fairness(table: str) -> tuple[Column, ...]:
+BYTES = Column("bytes", "Bytes per round", ("bytes",), -1, "B")
+SECONDS = Column("seconds", "Seconds", ("seconds",), 0, "s", 1, wide_only=True)
+
+
+def _fairness(table: str) -> list[Column]:
     """How unequal the clients are."""
-    return tuple(
+    return [
         Column(f.name, f.label, ("fairness", f.name), SIGN[f.better], f.format.unit, f.format.digits, f.label,
                wide_only=f.wide_only)
         for f in FIGURES if f.table == table
-    )  # fmt: skip
+    ]  # fmt: skip
 
 
 def _weighted(key: str, weight: str, said: str) -> Column:
@@ -94,30 +97,15 @@ def _weighted(key: str, weight: str, said: str) -> Column:
     return replace(column, key=key, title=f"{column.title}, {said}", source=("metric", column.key, weight))
 
 
-BEFORE: Mapping[str, tuple[Column, ...]] = {
-    "main": (),
-    "further": (
-        _weighted("accuracy_mean", "mean", "clients equal"),
-        _weighted("accuracy_train", "train_weighted", "by training size"),
-    ),
-}
-BEHIND: Mapping[str, tuple[Column, ...]] = {
-    "main": (
-        *_fairness("main"),
-        Column("bytes", "Bytes per round", ("bytes",), -1, "B"),
-        Column("seconds", "Seconds", ("seconds",), 0, "s", 1, wide_only=True),
-    ),
-    "further": _fairness("further"),
-}
-"""What stands before and behind the metrics in a table: accuracy with other weights, fairness, costs."""
-
-
 def table_columns(runs: Sequence[Run], table: str = "main") -> list[Column]:
     """Every column that a table may have: the package's metrics, those of the users, fairness and costs."""
     known = {metric.name: metric.facts() for metric in METRICS}
     own = {name: facts for name, facts in user_metrics(runs).items() if name not in known}
     metrics = [metric_column(facts) for facts in (known | own).values() if facts.get("table", "main") == table]
-    return [*BEFORE[table], *metrics, *BEHIND[table]]
+    if table == "main":
+        return [*metrics, *_fairness(table), BYTES, SECONDS]
+    equal = _weighted("accuracy_mean", "mean", "clients equal")
+    return [equal, _weighted("accuracy_train", "train_weighted", "by training size"), *metrics, *_fairness(table)]
 
 
 def known_columns() -> list[str]:
@@ -177,11 +165,10 @@ DIVERGED = "diverged"
 GROWTH = 1e6  # of the squared error of a regression, since the first scored round
 
 
-def diverged(run: Run, selected: SelectedRound) -> str:
+def diverged(run: Run, score: ScoreLine) -> str:
     """How a run exploded, for a table; empty if it did not."""
     if how := run.facts.get("diverged"):
         return str(how)
-    score = selected.score
     if run.federation.task != "regression":
         nll, limit = score.value("nll"), diverged_nll(run.federation.classes)
         return f"NLL {nll:.1e} at round {score.round}" if nll is not None and limit <= nll < math.inf else ""
@@ -196,7 +183,7 @@ def _first_error(run: Run, part: str) -> float | None:
     return scores[min(scores)].value("mse") if scores else None
 
 
-def mark(picked: Sequence[tuple[Run, SelectedRound]]) -> str:
+def mark(picked: Sequence[tuple[Run, ScoreLine]]) -> str:
     """What stands behind the label of a method."""
     count = sum(bool(diverged(*each)) for each in picked)
     if not count:
@@ -218,18 +205,6 @@ def describe_divergence(rows: Sequence[Row]) -> list[str]:
             advice = "" if "--lr" in seeds else " Try a smaller step size (--lr)."
             said.append(f"{row.label} diverged ({seeds}): its numbers are no result and are not ranked.{advice}")
     return said
-
-
-@dataclass(frozen=True)
-class SelectedRound:
-    """A round of a run, picked by a rule, and the scores to print for it."""
-
-    rule: str
-    score: ScoreLine
-
-    @property
-    def round(self) -> int:
-        return self.score.round
 
 
 def goal(run: Run) -> Metric:
@@ -261,8 +236,8 @@ def main_epochs(run: Run, point: str) -> int:
     return next((e for e in known if e > 0), 0) if point == "adapted" else next(iter(known), 0)
 
 
-def select_round(run: Run, rule: str) -> SelectedRound | None:
-    """The round `rule` picks at the run's own evaluation point; None where the scores it needs were not written."""
+def select_round(run: Run, rule: str) -> ScoreLine | None:
+    """The scores of the round that `rule` picks at the run's own point; None where those it needs were not written."""
     check_rule(rule)
     epochs = main_epochs(run, run.scored)
     parts = {p: series(run, p, run.scored, epochs) for p in ("validation", "test", "held")}
@@ -272,8 +247,7 @@ def select_round(run: Run, rule: str) -> SelectedRound | None:
         for r in sorted(set().union(*parts.values()))
     ]
     chosen = select(entries, rule, goal(run).higher).round if entries else None
-    score = parts[PART[rule]].get(chosen) if chosen is not None else None
-    return SelectedRound(rule, score) if score is not None else None
+    return parts[PART[rule]].get(chosen) if chosen is not None else None
 
 
 # What may differ between the seeds of one method without making it another method.
@@ -313,7 +287,7 @@ class Row:
     arm: Arm
     point: str
     rule: str
-    picked: tuple[tuple[Run, SelectedRound], ...]  # the runs that count, and the round that the rule chose in each
+    picked: tuple[tuple[Run, ScoreLine], ...]  # the runs that count, and the round that the rule chose in each
     mark: str  # empty, or why the row takes no part in the ranking: provisional, diverged
     cells: Mapping[str, Cell]
 
@@ -351,10 +325,12 @@ def arms(runs: Sequence[Run]) -> list[Arm]:
             groups.setdefault((run.label, repr(sorted(settings(run).items()))), []).append(run)
     made: list[Arm] = []
     for (label, setting), members in sorted(groups.items(), key=lambda g: (g[0][0].casefold(), g[0][1])):
-        rivals = [g[0] for (other, s), g in groups.items() if other == label and s != setting]
+        rivals = [settings(g[0]) for (other, s), g in groups.items() if other == label and s != setting]
         counted = _once([r for r in members if r.finished] or members)
         aside = [r for r in members if r not in counted]
-        named = _distinct(label, members[0], rivals, [arm.label for arm in made])
+        named = label + _suffix(settings(members[0]), rivals)
+        if named in {arm.label for arm in made}:
+            named = label + _suffix(settings(members[0]), rivals, len(settings(members[0])))
         made.append(Arm(named, len(made), tuple(counted), tuple(aside)))
     return made
 
@@ -368,13 +344,6 @@ def _once(runs: Sequence[Run]) -> list[Run]:
 def draws(run: Run) -> tuple[int | None, Any]:
     """What tells runs of one setting apart: the seed, and the partition's where that is fixed."""
     return run.seed, run.config.get("data_seed")
-
-
-def _distinct(label: str, run: Run, rivals: Sequence[Run], taken: Sequence[str]) -> str:
-    """The label with some settings that rivals have otherwise, or all of them, or a number: no two are equal."""
-    tries = [label + _suffix(run, rivals), label + _suffix(run, rivals, len(settings(run)))]
-    numbered = (f"{label} (setting {number})" for number in itertools.count(2))
-    return next(one for one in itertools.chain(tries, numbered) if one not in taken)
 
 
 def settings(run: Run) -> dict[str, Any]:
@@ -392,9 +361,8 @@ def settings(run: Run) -> dict[str, Any]:
     return flat
 
 
-def _suffix(run: Run, rivals: Sequence[Run], most: int = 3) -> str:
+def _suffix(mine: Mapping[str, Any], others: Sequence[Mapping[str, Any]], most: int = 3) -> str:
     """What tells this setting from others of the same method, in as few words as possible."""
-    mine, others = settings(run), [settings(r) for r in rivals]
     keys = [k for k in sorted(mine) if any(o.get(k) != mine[k] for o in others)]
     told = ", ".join(f"{k.rsplit('.', 1)[-1]} {mine[k]}" for k in keys[:most])
     return f" ({told}{', …' if len(keys) > most else ''})" if keys else ""
@@ -435,13 +403,13 @@ def _length(epochs: int, steps: int | None) -> str:
     return f"{count} {unit}{'' if count == 1 else 's'}"
 
 
-def fetch(run: Run, selected: SelectedRound, column: Column) -> float | None:
+def fetch(run: Run, selected: ScoreLine, column: Column) -> float | None:
     """One number of one run."""
     kind, *path = column.source
     if kind == "metric":
-        return selected.score.value(path[0], path[1])
+        return selected.value(path[0], path[1])
     if kind == "fairness":
-        return selected.score.fairness.get(path[0])
+        return selected.fairness.get(path[0])
     if kind == "seconds":
         return run.seconds
     sent = [r.traffic for r in run.rounds if r.traffic is not None]

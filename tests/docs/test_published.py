@@ -705,7 +705,7 @@ def test_a_tenth_at_home_is_fedavg():
 def by_seed(each: Row) -> dict[int, float]:
     """A row's accuracy in each run, at the round that validation chooses."""
     chosen = {run.seed: select_round(run, "validated") for run in each.arm.runs}
-    return {seed: found.score.value("accuracy") for seed, found in chosen.items()}
+    return {seed: found.value("accuracy") for seed, found in chosen.items()}
 
 
 def test_what_fedbps_ranks_by():

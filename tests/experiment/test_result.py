@@ -118,7 +118,7 @@ def test_an_infinite_score_stays_infinite_in_a_folder(tmp_path):
 def as_run_client_values(result):
     """What a run without a folder shows of its clients' NLL."""
     run = as_run(replace(result, folder=None))
-    return select_round(run, "validated").score.by_client("nll")
+    return select_round(run, "validated").by_client("nll")
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "run.json", "checkpoint.safetensors", "notes.txt"])

@@ -148,7 +148,7 @@ def test_columns_that_differ_in_size_are_told_apart(call, made, monkeypatch, tmp
 
 def test_runs_of_something_else_are_left_alone(made):
     other = read(TWO.replace('dataset = "digits"', 'dataset = "digits", batch_size = 7'), "x.toml")
-    assert gather(other, read_places([made])).count == 0
+    assert not gather(other, read_places([made])).runs
 
 
 def test_a_part_of_a_data_set_is_told(made):
@@ -188,7 +188,7 @@ OTHERS = ({"partition": "iid"}, {"data_seed": 5}, {"min_count": 3}, {"set": {"lo
 @pytest.mark.parametrize("more", OTHERS, ids=lambda each: next(iter(each)))
 def test_a_run_with_other_clients_scores_or_settings_is_another_one(made, tmp_path, more):
     do(SHORT.chosen([], ["Theirs"]), tmp_path / "other", [2], **more)
-    assert gather(SHORT, read_places([tmp_path / "other"])).count == 0
+    assert not gather(SHORT, read_places([tmp_path / "other"])).runs
 
 
 def test_seeds_are_those_that_have_a_number(made):

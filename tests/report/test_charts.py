@@ -13,6 +13,7 @@ import pytest
 from posterity.report import load_runs
 from posterity.report.charts import (
     Dot,
+    by_traffic,
     client_dots,
     learning_curves,
     line_chart,
@@ -56,14 +57,14 @@ def test_a_mean_is_over_rounds_that_all_seeds_have(tmp_path: Path) -> None:
 
 
 def test_bytes_are_all_that_was_sent_until_then(tmp_path: Path) -> None:
-    (line,) = learning_curves(curves(tmp_path, {2: 0.2, 4: 0.5}), "test", "bytes")
+    (line,) = by_traffic(learning_curves(curves(tmp_path, {2: 0.2, 4: 0.5}), "test"))
     assert line.x == (300.0, 600.0)
     assert line.band == ()
 
 
 def test_a_chart_has_a_line_and_a_band_of_one_sd(tmp_path: Path) -> None:
     lines = learning_curves(curves(tmp_path, {2: 0.2, 4: 0.4}, {2: 0.4, 4: 0.6}), "test")
-    svg = line_chart(lines, 800, "Accuracy", "round")
+    svg = line_chart(lines, 800, "Accuracy")
     numbers = [float(n) for n in drawn(svg, "path", "line")[0]["d"][1:].replace("L", " ").split()]
     around = [float(n) for n in drawn(svg, "path", "band")[0]["d"][1:-1].replace("L", " ").split()]
     (x0, y0, x1, y1), (top, _, _, low) = numbers, around[1::2]
@@ -74,7 +75,7 @@ def test_a_chart_has_a_line_and_a_band_of_one_sd(tmp_path: Path) -> None:
 
 def test_a_single_scored_round_is_the_last_of_the_axis(tmp_path):
     """And no round is drawn that was never run."""
-    svg = line_chart(learning_curves(curves(tmp_path, {3: 0.2}), "test"), 800, "Accuracy", "round")
+    svg = line_chart(learning_curves(curves(tmp_path, {3: 0.2}), "test"), 800, "Accuracy")
     across = re.findall(r'<text class="tick"[^>]*text-anchor="middle">(\d+)</text>', svg)
     assert across == ["0", "1", "2", "3"]
 
@@ -156,42 +157,9 @@ def told(svg: str, css: str) -> list[str]:
     return [e.text or "" for e in ElementTree.fromstring(svg).iter("text") if e.get("class", "").split()[0] == css]
 
 
-@pytest.mark.parametrize("width", [1000, 350])
-def test_the_worst_and_the_best_client_have_names(tmp_path: Path, width: float) -> None:
-    arm = served(tmp_path)
-    svg = strip_chart([(arm, client_dots(arm, "validated"))], width, "Clients")
-    assert told(svg, "extreme") == ["hospital 1, seed 0", "hospital 0, seed 0"]
-    places = [e for e in ElementTree.fromstring(svg).iter("text") if e.get("class") == "extreme"]
-    left, right = (float(e.get("x", "")) for e in places)
-    half = [6.2 * len(e.text or "") / 2 for e in places]
-    assert left - half[0] >= 0
-    assert right + half[1] <= width
-    assert right - left >= sum(half)
-
-
-def test_a_client_that_is_not_alone_at_the_top_is_not_named_alone(tmp_path: Path) -> None:
-    dots = [Dot(0.1, "", "last"), *(Dot(1.0, "", f"hospital {k}") for k in range(3))]
-    assert told(strip_chart([(served(tmp_path), dots)], 1000, "Clients"), "extreme") == [
-        "last",
-        "hospital 2 and 2 more",
-    ]
-
-
-def test_names_of_clients_that_are_close_do_not_collide(tmp_path: Path) -> None:
-    arm, long = served(tmp_path), "a hospital with a long name, seed 0"
-    for low, high in ((0.0, 0.001), (0.5, 0.5), (0.999, 1.0), (0.0, 1.0)):
-        svg = strip_chart([(arm, [Dot(low, "", long), Dot(high, "", long)])], 350, "Clients")
-        places = [e for e in ElementTree.fromstring(svg).iter("text") if e.get("class") == "extreme"]
-        left, right = (float(e.get("x", "")) for e in places)
-        wide = 6.2 * len(places[0].text or "")
-        assert right - left >= wide
-        assert left - wide / 2 >= 0
-        assert right + wide / 2 <= 350
-
-
 def test_a_box_has_quartiles_and_whiskers_at_ten_and_ninety_percent(tmp_path: Path) -> None:
     dots = [Dot(i / 20, "") for i in range(21)]
-    svg = strip_chart([(served(tmp_path), dots)], 800, "Clients")
+    svg = strip_chart([(served(tmp_path), dots)])
     places = [float(e.get("cx", "")) for e in ElementTree.fromstring(svg).iter("circle")]
     left, right = drawn(svg, "line", "box")
     (box,) = drawn(svg, "rect", "box")

@@ -18,7 +18,7 @@ from scipy import stats
 from posterity.cli import terminal as show
 from posterity.report import finding, headline, load_runs, main_comparison, write_report
 from posterity.report import findings as verdict
-from posterity.report.charts import critical_chart
+from posterity.report.charts import WIDTH, critical_chart
 from posterity.report.findings import compare_methods
 from posterity.report.sections import at, by_point
 from posterity.report.show import caption
@@ -386,13 +386,12 @@ def numbers(svg: str) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("width", [1000.0, 350.0])
-def test_picture_places_methods_and_joins_equals(tmp_path: Path, width: float) -> None:
+def test_picture_places_methods_and_joins_equals(tmp_path: Path) -> None:
     write_exact(tmp_path, "fedper", four(0.90, 0.91, 0.92, 0.90, 0.93, 0.91))
     write_exact(tmp_path, "fedrep", four(0.895, 0.92, 0.905, 0.91, 0.92, 0.91))
     write_exact(tmp_path, "fedavg", four(0.50, 0.52, 0.51, 0.49, 0.53, 0.50))
     held = main_comparison(headline(load_runs(tmp_path)))
-    drawn = numbers(critical_chart(held, width))
+    drawn = numbers(critical_chart(held))
     places = {e["class"]: float(e["cx"]) for e in drawn if e["tag"] == "circle"}
     by_label = {row.label: places[f"dot m{row.arm.index} dash0"] for row in held.rows}
     assert by_label["FedAvg"] < by_label["FedRep"] < by_label["FedPer"]
@@ -405,7 +404,7 @@ def test_picture_places_methods_and_joins_equals(tmp_path: Path, width: float) -
     assert {e["text"] for e in drawn if e.get("class", "").startswith("end")} == {"FedAvg", "FedRep", "FedPer"}
     reach = [float(v) for e in drawn for k, v in e.items() if k in ("x", "x1", "x2", "cx")]
     assert min(reach) >= 0
-    assert max(reach) <= width
+    assert max(reach) <= WIDTH
     (name,) = [e for e in drawn if e["text"].startswith("accuracy")]
     assert float(name["x"]) - CHARACTER * len(name["text"]) >= 0, "the axis' name ends at its place, and begins inside"
 
@@ -450,7 +449,7 @@ def test_worst_tenth_says_its_rows(tmp_path: Path) -> None:
     told = "Worst 10 %: the mean accuracy of the 2 worst of 20 clients; "
     assert verdict.worst_note(rows) == f"{told}{low} to {high} test rows in all stand behind the figure of a run."
     assert verdict.worst_note(rows) in write_report(tmp_path).read_text(encoding="utf-8").replace("\u00a0", " ")
-    score = rows[0].picked[0][1].score
+    score = rows[0].picked[0][1]
     assert verdict.worst_rows(score) == (2, 20, behind[0])
     known = ScoreLine(1, "received", 0, "members", "test", {}, {"clients": 35.0, "worst10_rows": 77.0}, {}, (), ())
     assert verdict.worst_rows(known) == (3, 35, 77)

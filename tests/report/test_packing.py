@@ -41,8 +41,8 @@ def test_every_client_of_the_chosen_round_is_kept(folder, tmp_path, show):
     for one, other in zip(packed, load_runs(folder), strict=True):
         ours, theirs = select_round(one, show), select_round(other, show)
         assert ours.round == theirs.round
-        assert ours.score.by_client("accuracy") == pytest.approx(theirs.score.by_client("accuracy"), rel=1e-6)
-        assert ours.score.by_client("n") == theirs.score.by_client("n")
+        assert ours.by_client("accuracy") == pytest.approx(theirs.by_client("accuracy"), rel=1e-6)
+        assert ours.by_client("n") == theirs.by_client("n")
 
 
 def test_the_page_can_be_made_and_the_file_is_small(folder, tmp_path):
@@ -116,7 +116,7 @@ def test_clients_whose_numbers_are_in_files_are_packed_too(tmp_path):
     packed = pack_runs(folder, tmp_path / "table.jsonl.xz")
     ours, theirs = headline(load_runs(packed)), headline(load_runs(folder))
     assert finding(ours) == finding(theirs)
-    one, other = (rows[0].picked[0][1].score for rows in (ours, theirs))
+    one, other = (rows[0].picked[0][1] for rows in (ours, theirs))
     assert one.by_client("n") == other.by_client("n")
     assert one.by_client("accuracy")[-1] is other.by_client("accuracy")[-1] is None
     assert one.by_client("accuracy")[:-1] == pytest.approx(other.by_client("accuracy")[:-1], rel=1e-6)

@@ -94,11 +94,11 @@ def test_page_needs_nothing_from_outside(trio: Path, tmp_path: Path) -> None:
 def test_it_says_what_its_numbers_are_of(trio: Path, tmp_path: Path) -> None:
     """Which round, by which rule, on how many rows of how many clients."""
     rows = headline(load_runs(trio))
-    counts = [sum(selected.score.by_client("n")) for row in rows for _, selected in row.picked]
+    counts = [sum(selected.by_client("n")) for row in rows for _, selected in row.picked]
     said = words(write_report(trio, tmp_path / "page.html"))
     assert f"A run's numbers are over {min(counts):,.0f} to {max(counts):,.0f} test rows of 16 clients." in said
     assert "the round is chosen on the validation half of the held-out data" in said
-    both = [sum(s.score.by_client("n")) for row in headline(load_runs(trio), "paper") for _, s in row.picked]
+    both = [sum(s.by_client("n")) for row in headline(load_runs(trio), "paper") for _, s in row.picked]
     said = words(write_report(trio, tmp_path / "page.html", "paper"))
     assert f"A run's numbers are over {min(both):,.0f} to {max(both):,.0f} held-out rows of 16 clients." in said
 

@@ -52,7 +52,7 @@ def test_the_mean_is_infinite_and_the_client_is_named(folder: Path, tmp_path: Pa
     lost = next(run for run in runs if (run.label, run.seed) == ("FedPer", 1))
     selected = select_round(lost, "validated")
     assert selected is not None
-    values = selected.score.by_client("nll")
+    values = selected.by_client("nll")
     assert values[0] == math.inf
     assert all(v is not None and math.isfinite(v) for v in values[1:])
 
@@ -68,7 +68,7 @@ def test_who_has_no_rows_is_not_infinite(folder: Path) -> None:
     assert row_of(runs, "FedAvg").cells["nll"].n == 2
     selected = select_round(next(r for r in runs if r.label == "FedAvg" and r.seed == 0), "validated")
     assert selected is not None
-    assert selected.score.by_client("nll")[0] is None
+    assert selected.by_client("nll")[0] is None
 
 
 def test_every_form_of_the_table_has_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -223,7 +223,7 @@ def bins_of(arm: Arm, kind: str) -> list[tuple[float, float, float]]:
     """Count, sum of probabilities and sum of labels in each bin, added over seeds."""
     for run in arm.runs:
         chosen = select_round(run, "validated")
-        if chosen is None or not getattr(chosen.score, kind):
+        if chosen is None or not getattr(chosen, kind):
             raise ValueError(f"the log of {arm.label}, seed {run.seed} ({run.folder}) does not have the bins of "
                              f"{NAMES[kind][0]}: it is of sites that keep them, or has no test rows; run it again, or "
                              "name other rows with --methods")  # fmt: skip

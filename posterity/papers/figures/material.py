@@ -125,7 +125,7 @@ def _read(recipe: Recipe, places: Sequence[Path], figure: str) -> Material:
 def chosen_values(runs: Sequence[Run], metric: str) -> list[float]:
     """A metric of the round that was chosen on validation samples, of each run that has it."""
     chosen = [select_round(run, "validated") for run in runs]
-    return [v for each in chosen if each is not None and (v := each.score.value(metric)) is not None]
+    return [v for each in chosen if each is not None and (v := each.value(metric)) is not None]
 
 
 def spread_text(values: Sequence[float], digits: int) -> str:
