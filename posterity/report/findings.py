@@ -247,12 +247,9 @@ def _share_seeds(comparison: Comparison) -> bool:
 
 
 def _unsettled(column: Column, rows: Sequence[Row]) -> str:
-    if all(table.has_diverged(row.mark) for row in rows):
-        every = "Every run" if all(row.mark == table.DIVERGED for row in rows) else "Every method has a run that"
-        return f"{every} diverged, so nothing is compared."
-    if any(column.key in row.cells for row in rows):
-        some = any(table.has_diverged(row.mark) for row in rows)
-        none = "No method has a result (some diverged)" if some else "No run has finished"
+    some = any(table.has_diverged(row.mark) for row in rows)
+    if some or any(column.key in row.cells for row in rows):
+        none = "No method has a result (runs diverged)" if some else "No run has finished"
         return f"{none}, so nothing is compared yet; what is shown is provisional."
     federations = [run.federation for row in rows for run in row.arm.runs]
     if all(fed.test and not any((*fed.validation[: fed.members], *fed.test[: fed.members])) for fed in federations):
@@ -278,11 +275,6 @@ def _rival(comparison: Comparison) -> str:
     return f"{said}; {inside}; {p_value(pair.holm)} by Holm over {_pairs(comparison)})"
 
 
-def _ahead(pair: Paired, column: Column) -> int:
-    """Seeds with which the first is better; equal is not better."""
-    return sum(column.better * d > 0 for d in pair.each)
-
-
 def _pairs(comparison: Comparison) -> str:
     return f"{comparison.tested} pair{'' if comparison.tested == 1 else 's'}"
 
@@ -295,35 +287,24 @@ def reach(comparison: Comparison) -> str:
     seeds = sorted({pair.seeds for pair in comparison.pairs.values() if pair.p is not None})
     none = comparison.column.unit == "%" and gap >= 1
     most = "no gap at all" if none else f"only a gap of about {amount(gap, comparison.column)}"
-    said = f"With {_range(seeds)} seeds and {_pairs(comparison)} {most} would have"
+    said = f"With {span(seeds)} seeds and {_pairs(comparison)} {most} would have"
     return f"{said} shown (power 80 %, at the spread seen here)."
 
 
 def lines(comparison: Comparison, keys: Sequence[tuple[int, int]]) -> list[PairText]:
     """Some pairs of a comparison as text."""
-    column, made = comparison.column, []
+    column, rows, made = comparison.column, comparison.rows, []
     for i, j in keys:
         pair = comparison.pairs[i, j]
-        inside = pair.interval
+        difference = signed(pair.difference, column) if pair.seeds else ""
+        interval = " to ".join(signed(end, column) for end in pair.interval or ())
+        ahead = sum(column.better * d > 0 for d in pair.each)  # equal is not better
+        p = p_value(pair.holm).removeprefix("p = ").removeprefix("p ") if pair.holm is not None else ""
+        needed = "" if pair.p is None else str(pair.needed or f"> {paired.MOST:,}")
         made.append(
-            PairText(
-                comparison.rows[i],
-                comparison.rows[j],
-                signed(pair.difference, column) if pair.seeds else "",
-                f"{signed(inside[0], column)} to {signed(inside[1], column)}" if inside else "",
-                f"{_ahead(pair, column)} of {pair.seeds}",
-                p_value(pair.holm).removeprefix("p = ").removeprefix("p ") if pair.holm is not None else "",
-                _needed(pair),
-                pair.separated,
-            )
+            PairText(rows[i], rows[j], difference, interval, f"{ahead} of {pair.seeds}", p, needed, pair.separated)
         )
     return made
-
-
-def _needed(pair: Paired) -> str:
-    if pair.p is None:
-        return ""
-    return f"> {paired.MOST:,}" if pair.needed is None else f"{pair.needed}"
 
 
 def neighbours(comparison: Comparison) -> list[tuple[int, int]]:
@@ -354,7 +335,7 @@ def worst_note(rows: Sequence[Row]) -> str:
     found = [behind for row in rows for _, selected in row.picked if (behind := worst_rows(selected)) is not None]
     if not found or not any("worst10" in row.cells for row in rows):
         return ""
-    few, of, tested = map(_range, zip(*found, strict=True))
+    few, of, tested = map(span, zip(*found, strict=True))
     part = "held-out" if PART[rows[0].rule] == "held" else PART[rows[0].rule]
     return (f"Worst 10 %: the mean accuracy of the {few} worst of {of} clients; {tested} {part} rows in all stand "
             "behind the figure of a run.")  # fmt: skip
@@ -366,8 +347,12 @@ def worst_rows(score: ScoreLine) -> tuple[int, int, int] | None:
     return (max(1, int(of) // 10), int(of), int(rows)) if rows is not None and of else None
 
 
-def _range(counts: Sequence[int]) -> str:
-    return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+def span(counts: Sequence[float], to: str = " to ", form: str = ".0f") -> str:
+    """One number, or the lowest and the highest; nothing where there is none."""
+    if not counts:
+        return ""
+    low, high = min(counts), max(counts)
+    return f"{low:{form}}" if low == high else f"{low:{form}}{to}{high:{form}}"
 
 
 def p_value(p: float | None) -> str:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from posterity.core.protocol import POINTS
 from posterity.report import table
-from posterity.report.findings import goal_column, join
+from posterity.report.findings import goal_column, join, span
 from posterity.report.table import PART, RULES, WEIGHT, Arm, Cell, Column, Row, goal, point_name
 from posterity.runs.lines import ScoreLine
 from posterity.runs.read import Run
@@ -89,7 +89,7 @@ def _table(rows: Sequence[Row], found: dict[int, list[tuple[Run, ScoreLine]]], f
     tint = _tints([cell.mean for cells in by_arm for cell in cells if cell])
     federation = heard[0][0].federation
     lines = [
-        ClientLine(federation.client(first + k), _range(sizes[k]), tuple((c[k], tint(c[k])) for c in by_arm))
+        ClientLine(federation.client(first + k), span(sizes[k], "–"), tuple((c[k], tint(c[k])) for c in by_arm))
         for k in _kept(_ranked(by_arm, column), most)
     ]
     scored = sum(any(cells[k] for cells in by_arm) for k in range(len(sizes)))
@@ -138,13 +138,6 @@ def _tints(values: Sequence[float]) -> Callable[[Cell | None], int]:
         return round(TINTS * (cell.mean - low) / (high - low))
 
     return tint
-
-
-def _range(counts: Sequence[float], to: str = "–", form: str = ".0f") -> str:
-    if not counts:
-        return ""
-    low, high = min(counts), max(counts)
-    return f"{low:{form}}" if low == high else f"{low:{form}}{to}{high:{form}}"
 
 
 def describe_tables(tables: Sequence[ClientTable], rows: Sequence[Row]) -> list[str]:
@@ -203,7 +196,7 @@ def described(rows: Sequence[Row]) -> str:
         return ""
     tested, clients = [sum(each) for each in counts], [sum(n > 0 for n in each) for each in counts]
     part = "held-out" if PART[rows[0].rule] == "held" else PART[rows[0].rule]
-    rows_of, clients_of = (_range(each, " to ", ",.0f") for each in (tested, clients))
+    rows_of, clients_of = (span(each, " to ", ",.0f") for each in (tested, clients))
     return f"A run's numbers are over {rows_of} {part} rows of {clients_of} clients."
 
 
@@ -275,19 +268,25 @@ class SmallTable:
         return any(cell for _, cells in self.rows for cell in cells)
 
 
+def small_table(
+    rows: Sequence[Row], heads: Iterable[str], scores: Callable[[Row, Run], Sequence[ScoreLine | None]]
+) -> SmallTable:
+    """Mean and sd of the headline metric over the runs of each method, in each of the scores that a run has."""
+    column, found = goal_column(rows[0].arm.runs[0]), []
+    for row in rows:
+        every = zip(*(scores(row, run) for run in row.arm.runs), strict=True)
+        cells = [table.summarise([headline_value(score, column) for score in kind], column) for kind in every]
+        found.append((row.arm, tuple(cell.text if cell else "" for cell in cells)))
+    return SmallTable(tuple(heads), tuple(found))
+
+
+def headline_value(score: ScoreLine | None, column: Column) -> float | None:
+    return score.value(column.key, WEIGHT) if score else None
+
+
 def by_rule(rows: Sequence[Row]) -> SmallTable:
     """The headline metric under each of the three rules."""
-    column = goal_column(rows[0].arm.runs[0])
-    found = []
-    for row in rows:
-        cells = [table.summarise([_chosen(run, rule) for run in row.arm.runs], column) for rule in RULES]
-        found.append((row.arm, tuple(c.text if c else "" for c in cells)))
-    return SmallTable(tuple(RULES), tuple(found))
-
-
-def _chosen(run: Run, rule: str) -> float | None:
-    selected = table.select_round(run, rule)
-    return selected.value(goal(run).name, WEIGHT) if selected else None
+    return small_table(rows, RULES, lambda _, run: [table.select_round(run, rule) for rule in RULES])
 
 
 def at(run: Run, rule: str, point: str, epochs: int, group: str) -> ScoreLine | None:
@@ -307,14 +306,8 @@ def by_point(rows: Sequence[Row], group: str = "members") -> SmallTable:
     """The headline metric at every evaluation point that was scored, at the round of the headline."""
     runs = [run for row in rows for run in row.arm.runs]
     kinds = [(p, e) for p in POINTS for e in sorted({e for r in runs for e in table.epochs_scored(r, p, group)})]
-    column = goal_column(rows[0].arm.runs[0])
-    found = []
-    for row in rows:
-        scores = [[at(run, row.rule, p, e, group) for run in row.arm.runs] for p, e in kinds]
-        cells = [table.summarise([s.value(column.key, WEIGHT) if s else None for s in kind], column) for kind in scores]
-        found.append((row.arm, tuple(c.text if c else "" for c in cells)))
-    heads = (point_name(p, e, [r for r in runs if e in table.epochs_scored(r, p, group)]) for p, e in kinds)
-    return SmallTable(tuple(heads), tuple(found))
+    heads = [point_name(p, e, [r for r in runs if e in table.epochs_scored(r, p, group)]) for p, e in kinds]
+    return small_table(rows, heads, lambda row, run: [at(run, row.rule, p, e, group) for p, e in kinds])
 
 
 def newcomers(rows: Sequence[Row]) -> SmallTable:
@@ -339,10 +332,8 @@ def longest_adapted(run: Run, rule: str) -> ScoreLine | None:
 
 
 def _newcomer_gap(run: Run, rule: str, column: Column) -> float | None:
-    selected = table.select_round(run, rule)
-    score = longest_adapted(run, rule)
-    theirs = score.value(column.key, WEIGHT) if score else None
-    ours = selected.value(column.key, WEIGHT) if selected else None
+    theirs = headline_value(longest_adapted(run, rule), column)
+    ours = headline_value(table.select_round(run, rule), column)
     return theirs - ours if theirs is not None and ours is not None else None
 
 
@@ -448,10 +439,10 @@ def every_run(rows: Sequence[Row]) -> list[tuple[Run, Arm, str, tuple[str, ...]]
     for row in rows:
         for run in (*row.arm.runs, *row.arm.aside):
             column = goal_column(run)
-            cells = tuple(
-                table.text(v, None, column) if (v := _chosen(run, rule)) is not None else "" for rule in RULES
-            )
-            selected = table.select_round(run, row.rule)
+            chosen = {rule: table.select_round(run, rule) for rule in RULES}
+            values = [headline_value(score, column) for score in chosen.values()]
+            cells = tuple("" if v is None else table.text(v, None, column) for v in values)
+            selected = chosen[row.rule]
             listed.append((run, row.arm, str(selected.round) if selected else "", cells))
     return listed
 

@@ -67,22 +67,34 @@ def name_of(row: Row) -> str:
 
 
 def markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    heads = ["Method", "scored at", "seeds", *(c.heading for c in columns)]
-    lines = [[_md(head) for head in heads], ["---", "---", *["--:"] * (len(columns) + 1)]]
-    for row in rows:
-        cells = [_cell(row, c, _md, "**{}**") for c in columns]
-        lines.append([_md(name_of(row)), _md(row.point), str(row.seeds), *cells])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{_md(caption(rows))}\n"
+    heads, *lines = _lines(rows, columns, _md, "**{}**")
+    rule = ["---", "---", *["--:"] * (len(heads) - 2)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *lines)) + f"\n\n{_md(caption(rows))}\n"
 
 
 def latex(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    heads = ["Method", "scored at", "seeds", *(c.heading for c in columns)]
-    lines = [f"% {plain(caption(rows))}", rf"\begin{{tabular}}{{ll{'r' * (len(columns) + 1)}}}", r"\hline"]
-    lines += [" & ".join(_tex(head) for head in heads) + r" \\", r"\hline"]
+    heads, *lines = (" & ".join(line) + r" \\" for line in _lines(rows, columns, _tex, r"\textbf{{{}}}"))
+    begin = rf"\begin{{tabular}}{{ll{'r' * (len(columns) + 1)}}}"
+    body = [begin, r"\hline", heads, r"\hline", *lines, r"\hline", r"\end{tabular}"]
+    return "\n".join([f"% {plain(caption(rows))}", *body]) + "\n"
+
+
+def html_table(rows: Sequence[Row], columns: Sequence[Column], said: str) -> str:
+    """For a notebook, which has a style of its own for tables."""
+    heads, *lines = _lines(rows, columns, _html, "<b>{}</b>")
+    head = "".join(f"<th>{cell}</th>" for cell in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in line)}</tr>" for line in lines)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{_html(said)}</p>"
+
+
+def _lines(rows: Sequence[Row], columns: Sequence[Column], escaped: Callable[[str], str], bold: str) -> list[list[str]]:
+    """Heads and cells of a table, escaped; the best of a column is bold."""
+    made = [[escaped(head) for head in ("Method", "scored at", "seeds", *(c.heading for c in columns))]]
     for row in rows:
-        cells = [_cell(row, c, _tex, r"\textbf{{{}}}") for c in columns]
-        lines.append(" & ".join([_tex(name_of(row)), _tex(row.point), str(row.seeds), *cells]) + r" \\")
-    return "\n".join([*lines, r"\hline", r"\end{tabular}"]) + "\n"
+        cells = [row.cells.get(c.key) for c in columns]
+        texts = ["" if c is None else (bold if c.best else "{}").format(escaped(c.text)) for c in cells]
+        made.append([escaped(name_of(row)), escaped(row.point), str(row.seeds), *texts])
+    return made
 
 
 def comma_separated(rows: Sequence[Row], columns: Sequence[Column]) -> str:
@@ -106,15 +118,12 @@ def _sheet(text: str) -> str:
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
 
 
-def _cell(row: Row, column: Column, escaped: Callable[[str], str], bold: str) -> str:
-    cell = row.cells.get(column.key)
-    if cell is None:
-        return ""
-    return bold.format(escaped(cell.text)) if cell.best else escaped(cell.text)
-
-
 def _md(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|~#!])", r"\\\1", plain(text))
+
+
+def _html(text: str) -> str:
+    return escape(plain(text))
 
 
 def _tex(text: str) -> str:
@@ -126,10 +135,6 @@ FORMS: dict[str, Callable[[Sequence[Row], Sequence[Column]], str]] = {
     "latex": latex,
     "csv": comma_separated,
 }
-
-
-TABLE = "border-collapse:collapse;font-variant-numeric:tabular-nums"
-CELL = "padding:0.25em 0.8em 0.25em 0;text-align:{}"
 
 
 def describe_result(run: Run, round: int, folder: Path | None) -> str:
@@ -159,26 +164,6 @@ def _rows(run: Run) -> list[Row]:
     """The row of a run as it was validated; where nothing was, of its last round."""
     rows = headline([run])
     return rows if rows[0].picked else headline([run], "last")
-
-
-def html_table(rows: Sequence[Row], among: Sequence[Column], said: str) -> str:
-    """The headline table as HTML without a style sheet; the best of a column is bold."""
-    heads = "".join(_notebook_cell("th", escape(plain(h)), at > 1) for at, h in enumerate(
-        ("Method", "scored at", *(c.heading for c in among))))  # fmt: skip
-    lines = []
-    for row in rows:
-        cells = [row.cells.get(c.key) for c in among]
-        texts = ["" if c is None else f"<b>{escape(c.text)}</b>" if c.best else escape(c.text) for c in cells]
-        lines.append("".join([_notebook_cell("td", escape(plain(name_of(row))), False),
-                              _notebook_cell("td", escape(row.point), False),
-                              *(_notebook_cell("td", text, True) for text in texts)]))  # fmt: skip
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    table = f'<table style="{TABLE}"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
-    return f"{table}<p>{escape(plain(said))}</p>"
-
-
-def _notebook_cell(tag: str, inner: str, number: bool) -> str:
-    return f'<{tag} style="{CELL.format("right" if number else "left")}">{inner}</{tag}>'
 
 
 WIDTH = 720.0

@@ -247,7 +247,6 @@ def test_curves_of_clients_are_those_of_the_log(tmp_path):
 
 @pytest.fixture(scope="module")
 def features(tmp_path_factory):
-    """FedAvg and FedNP, which N-F5 is drawn from, too."""
     return make("N-F3", tmp_path_factory.mktemp("features"), seeds=[0], more=TINY)
 
 
@@ -287,35 +286,6 @@ def test_features_of_personal_models_are_the_clients_own(tmp_path):
     assert made.numbers["methods"][0]["scatter_ratio"] == [pytest.approx(expected, rel=1e-5)]
     shared, _ = result.setup.sim.model.features(delivery.kept.state.params, federation.x[torch.cat(rows)])
     assert scatter_ratio(shared, federation.y[torch.cat(rows)]) != pytest.approx(expected, rel=1e-3)
-
-
-def test_predicted_classifiers(features):
-    """Drawn from N-F3's runs; the share of rows that point to their class is computed here by loops."""
-    from posterity.papers.figures.features import DRAWS, agreement, held_features, predict_rows
-
-    made = make("N-F5", features.folder)
-    result = posterity.load(features.folder / "tables" / "N-F3" / "CIFAR-100" / "fednp" / "seed-0")
-    rows = predict_rows(result, 6, 10, 0)
-    assert rows.drawn.shape == (3 * DRAWS * 10, result.setup.sim.model.feature_dim)
-    assert len(made.marked("cross")) == 2 * len(rows.drawn)  # two strokes each
-    npn = {n: leaf[0] for n, leaf in result.delivered("validated").kept.records.read(torch.tensor([0]))["npn"].items()}
-    z = result.delivered("validated").kept.state.totals
-    mean, variance = result.method.classifier(npn, z.mean(), z.covariance())
-    first = mean.reshape(10, -1).double()
-    gap = (rows.drawn[: 10 * DRAWS].reshape(DRAWS, 10, -1) - (first - first.mean(0))) / variance.double().reshape(
-        10, -1
-    ).sqrt()
-    assert float(gap.square().mean()) == pytest.approx(1, abs=0.2)  # draws have the predicted mean and variance
-    features_z, held = held_features(result, 6, 10)
-    means = {c: features_z[held.y == c].double().mean(0) for c in sorted(set(held.y.tolist()))}
-    centre = torch.stack([*means.values()]).mean(0)
-    right = total = 0
-    for row, c in zip(rows.drawn, rows.y.tolist(), strict=True):
-        if c in means:
-            near = {k: float(torch.cosine_similarity(row, m - centre, 0)) for k, m in means.items()}
-            right, total = right + (max(near, key=near.__getitem__) == c), total + 1
-    assert agreement(features_z, held.y, rows) == pytest.approx(right / total)
-    assert made.numbers["classifiers"][0]["agreement"][0] == pytest.approx(right / total)
 
 
 def test_reliability_bins_are_those_of_the_models(tmp_path):
@@ -378,8 +348,7 @@ def test_the_toys_curves(toy):
 
 def test_the_band_is_the_mixture_of_the_clients_predictions(toy):
     """Against draws: coefficients of a client chosen by its samples, drawn from what its NPN predicts."""
-    from posterity.papers.figures.features import predicted_heads
-    from posterity.papers.figures.toy import mixture
+    from posterity.papers.figures.toy import mixture, predicted_heads
 
     result = posterity.load(toy.folder / "tables" / "N-F1" / "scaled" / "fednp-lam=0.01-biases=true" / "seed-0")
     x = torch.tensor([[-6.0], [0.5], [7.0]])

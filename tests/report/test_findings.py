@@ -413,7 +413,7 @@ def test_page_shows_the_pairs(trio: Path, tmp_path: Path) -> None:
     page = write_report(trio, tmp_path / "page.html").read_text(encoding="utf-8").replace("\u00a0", " ")
     held = main_comparison(headline(load_runs(trio)))
     section = page.split('<section id="differences">')[1].split("</section>")[0]
-    assert section.count("<svg") == 2
+    assert section.count("<svg") == 1
     assert section.count('<th scope="row">') == 3
     for line in verdict.lines(held, held.listed):
         for cell in (line.difference, line.interval, line.ahead, line.p, line.needed):

@@ -19,7 +19,6 @@ from posterity.runs.files import check_folder, write_atomic
 
 PARTITION = "bubbles"  # the kind that needs data and no run
 KINDS: Mapping[str, Callable[[Figure, Sequence[Material]], FigureDrawing]] = {
-    "classifiers": features.draw_classifiers,
     "clients": logs.clients,
     "curves": logs.curves,
     "features": features.draw,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -116,14 +116,8 @@ def by_client(run: Run, client: int, metric: str) -> dict[int, float]:
 SHARE_WIDTH, SHARE_HEIGHT = 620.0, 380.0
 
 
-@dataclass(frozen=True)
-class AccuracyByShare:
-    """Accuracy by p; `sd` is over seeds, 0 where there is none."""
-
-    name: str
-    p: tuple[float, ...]
-    mean: tuple[float, ...]
-    sd: tuple[float, ...]
+Points = Sequence[tuple[float, float, float]]
+"""Accuracy by p: p, mean and sd over seeds, 0 where there is none."""
 
 
 def proportion(figure: Figure, made: Sequence[Material]) -> FigureDrawing:
@@ -131,10 +125,13 @@ def proportion(figure: Figure, made: Sequence[Material]) -> FigureDrawing:
     panels, about, numbers = [], [], []
     for found in made:
         for cell in found.recipe.cells:
-            courses = [course for course in (_ours(found, cell, figure.metric), _printed(found, cell)) if course.p]
+            both = {"ours": _ours(found, cell, figure.metric), "the paper": _printed(found, cell)}
+            courses = {name: sorted(rows) for name, rows in both.items() if rows}
             remark = "ours: round chosen on validation samples; ± one sd over seeds"
             panels.append(Panel(cell.name, _share_chart(courses), remark))
-            numbers += [{"cell": cell.name, **course.__dict__} for course in courses]
+            for name, rows in courses.items():
+                columns = dict(zip(("p", "mean", "sd"), zip(*rows, strict=True), strict=True))
+                numbers.append({"cell": cell.name, "name": name, **columns})
             about.append(found.about(cell))
     return FigureDrawing(panels, about, {"courses": numbers}, 2)
 
@@ -144,47 +141,40 @@ def _share(row: str) -> float:
     return float(row.removeprefix("p = ").removesuffix(" %")) / 100
 
 
-def _ours(found: Material, cell: RecipeCell, metric: str) -> AccuracyByShare:
+def _ours(found: Material, cell: RecipeCell, metric: str) -> Points:
     """The accuracy of the chosen round on the test half, over seeds."""
     rows = []
-    for line in sorted(found.recipe.lines_of(cell), key=lambda line: _share(line.name)):
+    for line in found.recipe.lines_of(cell):
         if values := chosen_values(found.runs(cell, line), metric):
             sd = statistics.stdev(values) if len(values) > 1 else 0.0
             rows.append((_share(line.name), statistics.fmean(values), sd))
-    return _course("ours", rows)
+    return rows
 
 
-def _printed(found: Material, cell: RecipeCell) -> AccuracyByShare:
+def _printed(found: Material, cell: RecipeCell) -> Points:
     """The paper's numbers."""
     values = {_share(line.name): number(line.paper.get(cell.name, "")) for line in found.recipe.lines_of(cell)}
-    return _course("the paper", [(p, v / 100, 0.0) for p, v in sorted(values.items()) if v is not None])
+    return [(p, v / 100, 0.0) for p, v in values.items() if v is not None]
 
 
-def _course(name: str, rows: Sequence[tuple[float, float, float]]) -> AccuracyByShare:
-    p, mean, sd = zip(*rows, strict=True) if rows else ((), (), ())
-    return AccuracyByShare(name, tuple(p), tuple(mean), tuple(sd))
-
-
-def _share_chart(courses: Sequence[AccuracyByShare]) -> str:
+def _share_chart(courses: Mapping[str, Points]) -> str:
     canvas = Canvas(SHARE_WIDTH, SHARE_HEIGHT, "Accuracy against p")
-    values = [m + k * s for c in courses for m, s in zip(c.mean, c.sd, strict=True) for k in (-1, 1)]
-    low, high = widen(values, floor=0.0, ceiling=1.0)
-    every = sorted({p for c in courses for p in c.p})
+    low, high = widen((m + k * s for c in courses.values() for _, m, s in c for k in (-1, 1)), floor=0.0, ceiling=1.0)
+    every = sorted({p for c in courses.values() for p, _, _ in c})
     x, y = AxisScale(every[0], every[-1], 50, SHARE_WIDTH - 100), AxisScale(low, high, SHARE_HEIGHT - 44, 34)
     axes(canvas, x, y, every, ticks(low, high, 8), percent, percent)
     canvas.text(44, 20, "accuracy, %", "name")
     canvas.text(x.end, SHARE_HEIGHT - 10, "personal parameters p, %", "name", "end")
-    for i, course in enumerate(courses):
-        points = [(x(p), y(m)) for p, m in zip(course.p, course.mean, strict=True)]
-        canvas.path(points, f"line m{i} dash{i}")
-        for (at, _), m, s in zip(points, course.mean, course.sd, strict=True):
+    for i, (name, course) in enumerate(courses.items()):
+        canvas.path([(x(p), y(m)) for p, m, _ in course], f"line m{i} dash{i}")
+        for p, m, s in course:
             if s:
-                charts.whisker(canvas, at, y(m + s), y(m - s), f"whisker m{i}", 5.0)
-        for (at, level), p, m in zip(points, course.p, course.mean, strict=True):
-            canvas.add("circle", f"dot {colour(i)}", f"{course.name}, p = {p:.0%}: {m:.2%}", cx=at, cy=level, r=4)
-    ends = [y(c.mean[-1]) for c in courses]
-    for i, place in enumerate(spread(ends, 16, y.end, y.start)):
-        canvas.text(x.end + 14, place + 4, courses[i].name, f"end {colour(i)}")
+                charts.whisker(canvas, x(p), y(m + s), y(m - s), f"whisker m{i}", 5.0)
+        for p, m, _ in course:
+            canvas.add("circle", f"dot {colour(i)}", f"{name}, p = {p:.0%}: {m:.2%}", cx=x(p), cy=y(m), r=4)
+    ends = [y(course[-1][1]) for course in courses.values()]
+    for i, (name, place) in enumerate(zip(courses, spread(ends, 16, y.end, y.start), strict=True)):
+        canvas.text(x.end + 14, place + 4, name, f"end {colour(i)}")
     return canvas.svg()
 
 

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 import posterity
+from posterity.core import head
+from posterity.core.tree import tree_rows
+from posterity.experiment.models import Delivery
 from posterity.experiment.result import Result
 from posterity.papers.figures.catalogue import Figure
-from posterity.papers.figures.features import predicted_heads
 from posterity.papers.figures.material import FigureDrawing, Material, read_models, spread_text
 from posterity.papers.figures.sheet import Panel
 from posterity.report.svg import AxisScale, Canvas, axes, number, ticks
@@ -95,6 +97,27 @@ def mixture(result: Result, x: Tensor) -> tuple[Tensor, Tensor]:
     centre = (share * torch.stack(means)).sum(0)
     total = (share * (torch.stack(variances) + (torch.stack(means) - centre) ** 2)).sum(0)
     return centre, total.sqrt()
+
+
+Gaussians = dict[str, tuple[Tensor, Tensor]]  # mean and variance of a leaf of the classifier
+
+
+def predicted_heads(delivery: Delivery, clients: int) -> list[Gaussians]:
+    """Of the first `clients` members, leaf by leaf."""
+    sim, kept = delivery.setup.sim, delivery.kept
+    method: Any = sim.method  # FedNP's
+    params, z = kept.state.params, kept.state.totals
+    names = head(params, sim.model)
+    spoken = [n for n in names if method.biases or params[n].dim() > 1] or names
+    found = []
+    for k in range(min(clients, sim.federation.members)):
+        npn = tree_rows(kept.records.read(torch.tensor([k]))["npn"], 0)
+        flat = method.classifier(npn, z.mean(), z.covariance())
+        sizes = [params[n].numel() for n in spoken]
+        means, variances = (each.split(sizes) for each in flat)
+        leaves = zip(spoken, means, variances, strict=True)
+        found.append({n: (m.reshape(params[n].shape), v.reshape(params[n].shape)) for n, m, v in leaves})
+    return found
 
 
 def covered(curves: Curves) -> float:
