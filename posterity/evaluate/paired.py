@@ -150,19 +150,6 @@ def holm(ps: Sequence[float | None]) -> list[tuple[float | None, int]]:
     return adjusted
 
 
-def runs_together(count: int, separated: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Maximal runs (first, last) of neighbours in the ranking no two of which are separated; singles left out."""
-    apart = set(separated)
-    found: list[tuple[int, int]] = []
-    for first in range(count):
-        last = first
-        while last + 1 < count and all((k, last + 1) not in apart for k in range(first, last + 1)):
-            last += 1
-        if last > first and (not found or last > found[-1][1]):
-            found.append((first, last))
-    return found
-
-
 def seeds_needed(
     difference: float, per_seed: float, lasting: float = 0.0, clients_df: float = math.inf, level: float = LEVEL
 ) -> int | None:

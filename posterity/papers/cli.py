@@ -28,10 +28,12 @@ def print_recipes(folder: Path) -> None:
     """Every table and figure: what it needs, what came of it, and whether it lies under `folder`."""
     tables = []
     for recipe in recipes().values():
-        needs = "; ".join(sorted({_data(recipe, cell) for cell in recipe.cells}))
+        data = {str({**recipe.settings, **cell.settings}.get("dataset", "digits")) for cell in recipe.cells}
         minutes = "not timed" if recipe.minutes is None else f"{recipe.minutes:g}"
         here = "; here" if (folder / recipe.id / PAGE).exists() else ""
-        tables.append((recipe.id, f"{recipe.paper}, {recipe.title}", needs, minutes, recipe.outcome + here))
+        tables.append(
+            (recipe.id, f"{recipe.paper}, {recipe.title}", "; ".join(sorted(data)), minutes, recipe.outcome + here)
+        )
     print_rows("Tables", ("Table", "what it is", "data", "GPU minutes a seed", "result"), tables)
     others = [(each.id, f"{each.paper}, {each.title}", each.why) for each in without_recipe().values()]
     print_rows("Neither run nor drawn", ("Id", "what it is", "why not"), others)
@@ -44,10 +46,6 @@ def print_recipes(folder: Path) -> None:
                          ", ".join(figure.tables), "drawn" if drawn else "not yet drawn"))  # fmt: skip
     print_rows("Figures", ("Figure", "what it is", "data", "drawn from", "done"), pictures)
     say("draw one: posterity reproduce N-F1")
-
-
-def _data(recipe: Recipe, cell: RecipeCell) -> str:
-    return str({**recipe.settings, **cell.settings}.get("dataset", "digits"))
 
 
 def reproduce_table(name: str, folder: Path, asked: RunRequest, cells: Sequence[str], methods: Sequence[str]) -> None:

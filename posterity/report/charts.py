@@ -1,9 +1,7 @@
 """The page's drawings, by `svg.py`; `page.py` places them.
 
 Reliability diagrams: how often a prediction is right, against how sure it was, with an interval for every bin. Clients:
-a row of dots per method. The critical-difference picture: methods on one axis, bars
-over neighbours that are not separated, after Demšar (2006), with the metric itself in place of mean ranks and pairs
-judged as everywhere here (`findings.py`). Line charts: the headline metric against rounds and bytes, and sparklines of
+a row of dots per method. Line charts: the headline metric against rounds and bytes, and sparklines of
 a method's own diagnostics. Who holds which data: a disc for every client and class, below them the sizes of parts.
 """
 
@@ -20,7 +18,6 @@ from typing import TypeVar
 import numpy as np
 
 from posterity.evaluate.student import wilson
-from posterity.report.findings import Comparison, quoted
 from posterity.report.sections import curve
 from posterity.report.svg import (
     CHARACTER,
@@ -174,47 +171,6 @@ def _box(canvas: Canvas, x: AxisScale, centre: float, dots: Sequence[Dot]) -> No
     canvas.line(q3, centre, p90, centre, "box")
     canvas.add("rect", "box", x=q1, y=centre - 9, width=max(q3 - q1, 0.5), height=18)
     canvas.line(median, centre - 9, median, centre + 9, "median")
-
-
-SHOWN = 40  # methods: with more, the first forty
-BAR, STEP = 9.0, 20.0
-
-
-def critical_chart(comparison: Comparison) -> str:
-    """Means across; below the axis the bars, and below them the names, the outermost first."""
-    column = comparison.column
-    rows = [row for row in comparison.rows[:SHOWN] if math.isfinite(row.cells[column.key].mean)]
-    bars = [(a, min(b, len(rows) - 1)) for a, b in comparison.together if a < len(rows) - 1]
-    is_share = column.unit == "%"
-    measured = f"{column.noun}, %" if is_share else column.title
-    longest = max(len(measured), *(len(row.label) for row in rows))
-    margin = min(CHARACTER * longest + 24, 0.3 * WIDTH)
-    x = AxisScale(*widen(row.cells[column.key].mean for row in rows), margin, WIDTH - margin)
-    foot = 42 + BAR * len(bars) + 12
-    canvas = Canvas(WIDTH, foot + STEP * math.ceil(len(rows) / 2) + 6, "Methods on one axis, bars over equals")
-    for tick in ticks(x.low, x.high, max(3, int((x.end - x.start) / 60))):
-        canvas.line(x(tick), 26, x(tick), 32, "axis")
-        canvas.text(x(tick), 20, percent(tick) if is_share else plain(tick), "tick", "middle")
-    canvas.line(x.start, 32, x.end, 32, "axis")
-    canvas.text(x.start - 8, 36, shorten(measured, margin - 8), "tick", "end")
-    for k, (first, last) in enumerate(bars):
-        ends = sorted(x(rows[m].cells[column.key].mean) for m in (first, last))
-        level = 44 + BAR * k
-        canvas.add("line", "joined", f"not separated: {rows[first].label} to {rows[last].label}",
-                   x1=ends[0] - 5, x2=ends[1] + 5, y1=level, y2=level)  # fmt: skip
-    across = sorted(rows, key=lambda row: row.cells[column.key].mean)
-    half = (len(across) + 1) // 2
-    for side, names in (("end", across[:half]), ("start", across[half:][::-1])):
-        for k, row in enumerate(names):
-            at, level = x(row.cells[column.key].mean), foot + STEP * k + 8
-            edge = x.start - 8 if side == "end" else x.end + 8
-            canvas.path([(at, 32), (at, level), (edge, level)], f"elbow {colour(row.arm.index)}")
-            told = f"{row.label}: {quoted(row.cells[column.key], column)}"
-            canvas.add("circle", f"dot {colour(row.arm.index)}", told, cx=at, cy=32, r=4)
-            place = edge - 5 if side == "end" else edge + 5
-            label = shorten(row.label, margin - 14)
-            canvas.text(place, level + 4, label, f"end {colour(row.arm.index)}", side)
-    return canvas.svg()
 
 
 MOST_POINTS = 160  # of a line: more than that no screen resolves

@@ -54,11 +54,6 @@ class Comparison:
         return [k for k in range(1, len(self.rows)) if not self.beaten(k)]
 
     @cached_property
-    def together(self) -> list[tuple[int, int]]:
-        """Maximal runs of neighbours no two of which are separated."""
-        return paired.runs_together(len(self.rows), [key for key, pair in self.pairs.items() if pair.separated])
-
-    @cached_property
     def detectable(self) -> float | None:
         """The gap that these seeds would have shown among so many pairs."""
         return paired.detectable([pair for pair in self.pairs.values() if pair.p is not None])
@@ -250,7 +245,7 @@ def _unsettled(column: Column, rows: Sequence[Row]) -> str:
     some = any(table.has_diverged(row.mark) for row in rows)
     if some or any(column.key in row.cells for row in rows):
         none = "No method has a result (runs diverged)" if some else "No run has finished"
-        return f"{none}, so nothing is compared yet; what is shown is provisional."
+        return f"{none}, so nothing is compared; what is shown is provisional."
     federations = [run.federation for row in rows for run in row.arm.runs]
     if all(fed.test and not any((*fed.validation[: fed.members], *fed.test[: fed.members])) for fed in federations):
         return "No member holds rows out (--split), so nothing is scored."

@@ -206,20 +206,18 @@ def uneven(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         for run, selected in row.picked if row.arm.runs[0].facts.get("engine") == FLOWER else ():
             scores = table.series(run, selected.part, run.scored, table.main_epochs(run, run.scored))
-            who = {round: {k for k, n in enumerate(sizes) if n}
-                   for round, score in sorted(scores.items()) if (sizes := score.by_client("n"))}  # fmt: skip
-            every = set().union(*who.values())
-            fewer = [f"round {round} on {len(some)} of {len(every)}" for round, some in who.items() if some != every]
-            if fewer:
-                said.append(f"{row.label}, seed {run.seed}: not every round was scored on all clients "
-                            f"({_first(fewer, ', ')}), so rounds are compared on different clients. Shown is round "
-                            f"{selected.round}.")  # fmt: skip
+            who = [{k for k, n in enumerate(sizes) if n} for s in scores.values() if (sizes := s.by_client("n"))]
+            every = set().union(*who)
+            if fewer := sum(some != every for some in who):
+                missed = f"{fewer} of {len(who)} rounds were not scored on all clients"
+                said.append(f"{row.label}, seed {run.seed}: {missed}, so rounds are compared on different clients. "
+                            f"Shown is round {selected.round}.")  # fmt: skip
     return said
 
 
-def _first(items: Sequence[str], between: str = "; ") -> str:
+def _first(items: Sequence[str]) -> str:
     """The first four."""
-    return between.join([*items[:4], *([f"and {len(items) - 4} more"] if len(items) > 4 else [])])
+    return "; ".join([*items[:4], *([f"and {len(items) - 4} more"] if len(items) > 4 else [])])
 
 
 def run_notes(rows: Sequence[Row]) -> list[tuple[str, str]]:
@@ -347,13 +345,12 @@ def troubles(found: Sequence[Arm]) -> list[tuple[Arm, str, str]]:
             for who, why in line.refused:
                 where.setdefault(("refused", why), []).append(f"{place}, {_client(run, who)}")
             if line.rolled_back or line.empty:
-                what = "round{s} rolled back" if line.rolled_back else "empty round{s}"
+                what = "rolled back" if line.rolled_back else "empty round"
                 where.setdefault((what, line.rolled_back), []).append(place)
             for note in line.notes:
                 where.setdefault(("", note), []).append(place)
         for (what, why), places in where.items():
-            counted = f"{len(places)} {what.format(s='s' * (len(places) > 1))}"
-            said = f"{counted}{': ' * bool(why)}{why}" if what else why
+            said = f"{len(places)} × {what}{': ' * bool(why)}{why}" if what else why
             listed.append((arm, said, _first(places)))
     return listed
 

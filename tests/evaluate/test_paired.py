@@ -19,7 +19,6 @@ from posterity.evaluate.paired import (
     compare_pair,
     detectable,
     holm,
-    runs_together,
     seeds_needed,
 )
 
@@ -253,22 +252,6 @@ def test_all_pairs_carry_holm_and_their_level() -> None:
         assert pairs[key].holm == pytest.approx(reached)
         assert pairs[key].separated == (reached < 0.05)
         assert pairs[key].level == pytest.approx(0.05 / (6 - rank))
-
-
-@pytest.mark.parametrize(
-    ("count", "apart", "runs"),
-    [
-        (4, [], [(0, 3)]),
-        (4, [(0, 3)], [(0, 2), (1, 3)]),
-        (4, [(0, 1), (0, 2), (0, 3)], [(1, 3)]),
-        (3, [(0, 1), (1, 2), (0, 2)], []),
-        (4, [(1, 2)], [(0, 1), (2, 3)]),
-        (5, [(0, 2), (0, 3), (0, 4), (1, 4)], [(0, 1), (1, 3), (2, 4)]),
-        (1, [], []),
-    ],
-)
-def test_bars_join_maximal_runs(count: int, apart: list[tuple[int, int]], runs: list[tuple[int, int]]) -> None:
-    assert runs_together(count, apart) == runs
 
 
 def power_by_scipy(shift: float, df: float, level: float) -> float:

@@ -9,7 +9,6 @@ import tomllib
 from itertools import combinations
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -18,11 +17,9 @@ from scipy import stats
 from posterity.cli import terminal as show
 from posterity.report import finding, headline, load_runs, main_comparison, write_report
 from posterity.report import findings as verdict
-from posterity.report.charts import WIDTH, critical_chart
 from posterity.report.findings import compare_methods
 from posterity.report.sections import at, by_point
 from posterity.report.show import caption
-from posterity.report.svg import CHARACTER
 from posterity.report.table import table_columns
 from posterity.runs.lines import ScoreLine
 
@@ -278,13 +275,12 @@ def test_a_rival_that_diverged_is_not_left_unsaid(tmp_path: Path) -> None:
     page = write_report(tmp_path).read_text(encoding="utf-8")
     assert "nothing is tested, because no two methods here have results to compare" in page
     diverge(tmp_path / "fedper" / "seed-0")
-    assert finding(headline(load_runs(tmp_path))) == ("Every method has a run that diverged, so nothing is compared.")
+    none = "No method has a result (runs diverged), so nothing is compared"
+    assert finding(headline(load_runs(tmp_path))).startswith(none)
     facts = json.loads((tmp_path / "fedper" / "seed-1" / "run.json").read_text())
     for seed in range(3):
         (tmp_path / "fedper" / f"seed-{seed}" / "run.json").write_text(json.dumps({**facts, "status": "running"}))
-    assert finding(headline(load_runs(tmp_path))).startswith(
-        "No method has a result (some diverged), so nothing is compared yet"
-    )
+    assert finding(headline(load_runs(tmp_path))).startswith(none)
 
 
 def test_methods_without_a_shared_seed(tmp_path: Path) -> None:
@@ -379,41 +375,10 @@ def test_an_unfinished_method_is_in_no_pair(tmp_path: Path) -> None:
     assert "No run has finished" in finding(alone)
 
 
-def numbers(svg: str) -> list[dict[str, Any]]:
-    return [
-        dict(e.attrib) | {"tag": e.tag.rsplit("}")[-1], "text": e.text or ""}
-        for e in ElementTree.fromstring(svg).iter()
-    ]
-
-
-def test_picture_places_methods_and_joins_equals(tmp_path: Path) -> None:
-    write_exact(tmp_path, "fedper", four(0.90, 0.91, 0.92, 0.90, 0.93, 0.91))
-    write_exact(tmp_path, "fedrep", four(0.895, 0.92, 0.905, 0.91, 0.92, 0.91))
-    write_exact(tmp_path, "fedavg", four(0.50, 0.52, 0.51, 0.49, 0.53, 0.50))
-    held = main_comparison(headline(load_runs(tmp_path)))
-    drawn = numbers(critical_chart(held))
-    places = {e["class"]: float(e["cx"]) for e in drawn if e["tag"] == "circle"}
-    by_label = {row.label: places[f"dot m{row.arm.index} dash0"] for row in held.rows}
-    assert by_label["FedAvg"] < by_label["FedRep"] < by_label["FedPer"]
-    (bar,) = [e for e in drawn if e.get("class") == "joined"]
-    assert float(bar["x1"]) < by_label["FedRep"]
-    assert by_label["FedAvg"] < float(bar["x1"])
-    assert float(bar["x2"]) > by_label["FedPer"]
-    ticks = [e for e in drawn if e.get("class") == "tick" and e["text"].replace(".", "").isdigit()]
-    assert len(ticks) >= 2
-    assert {e["text"] for e in drawn if e.get("class", "").startswith("end")} == {"FedAvg", "FedRep", "FedPer"}
-    reach = [float(v) for e in drawn for k, v in e.items() if k in ("x", "x1", "x2", "cx")]
-    assert min(reach) >= 0
-    assert max(reach) <= WIDTH
-    (name,) = [e for e in drawn if e["text"].startswith("accuracy")]
-    assert float(name["x"]) - CHARACTER * len(name["text"]) >= 0, "the axis' name ends at its place, and begins inside"
-
-
 def test_page_shows_the_pairs(trio: Path, tmp_path: Path) -> None:
     page = write_report(trio, tmp_path / "page.html").read_text(encoding="utf-8").replace("\u00a0", " ")
     held = main_comparison(headline(load_runs(trio)))
     section = page.split('<section id="differences">')[1].split("</section>")[0]
-    assert section.count("<svg") == 1
     assert section.count('<th scope="row">') == 3
     for line in verdict.lines(held, held.listed):
         for cell in (line.difference, line.interval, line.ahead, line.p, line.needed):

@@ -70,7 +70,7 @@ def test_page_says_what_the_table_says(trio: Path, tmp_path: Path) -> None:
         "Newcomers",
         "on the common test set",
         "not finite <&>",
-        "1 empty round",
+        "1 × empty round",
     ):
         assert phrase in said
     assert "pFedVMP, seed 7: running, round 18 of 40. It is left out of the means" in said
@@ -126,8 +126,8 @@ def test_rounds_that_were_rolled_back_and_what_rounds_note_have_their_place(tmp_
              trained(3, empty=True), trained(4, notes=["the block was halved"]), *everywhere(4, 0.5)]  # fmt: skip
     run_of(tmp_path, lines)
     said = words(write_report(tmp_path))
-    assert "1 round rolled back: the state after it cannot be usedseed 0, round 2" in said
-    assert "1 empty roundseed 0, round 3" in said
+    assert "1 × rolled back: the state after it cannot be usedseed 0, round 2" in said
+    assert "1 × empty roundseed 0, round 3" in said
     assert "the block was halvedseed 0, round 4" in said
 
 

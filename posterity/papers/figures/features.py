@@ -28,7 +28,7 @@ from torch import Tensor
 from posterity.experiment.result import Result
 from posterity.papers.figures import material
 from posterity.papers.figures.catalogue import Figure
-from posterity.papers.figures.material import FigureDrawing, Held, Material, read_models, spread_text
+from posterity.papers.figures.material import FigureDrawing, Material, read_models, spread_text
 from posterity.papers.figures.sheet import Panel
 from posterity.report import Run
 from posterity.report.charts import thin
@@ -70,14 +70,30 @@ def draw(figure: Figure, made: Sequence[Material]) -> FigureDrawing:
     return FigureDrawing(panels, about, {"methods": numbers}, columns)
 
 
+@dataclass(frozen=True)
+class Held:
+    """Held-out rows of a run's clients."""
+
+    y: Tensor
+    client: Tensor  # (N,) whose they are
+
+
 def held_features(result: Result, clients: int | None, classes: int | None) -> tuple[Tensor, Held]:
-    """What the clients' own models hand to their heads for the clients' own test rows (N, d)."""
-    held, delivery = material.held_rows(result, clients, classes), result.delivered("validated")
-    if not len(held.y):
+    """What the clients' own models hand to their heads for their own test rows (N, d): those of all members, or of the
+    first `clients`, of all classes or of the first."""
+    federation, delivery = result.federation, result.delivered("validated")
+    pieces, labels, owner = [], [], []
+    for k in range(min(clients or federation.members, federation.members)):
+        rows = federation.test.client(k)
+        rows = rows[federation.y[rows] < classes] if classes else rows
+        if len(rows):
+            with result.setup.settings.applied():
+                pieces.append(delivery.features(k, federation.x[rows]).cpu())
+            labels.append(federation.y[rows].cpu())
+            owner += [k] * len(rows)
+    if not owner:
         raise ValueError(f"{result.folder} has no test rows of the clients and classes that are to be drawn")
-    with result.setup.settings.applied():
-        pieces = [delivery.features(k, held.x[held.client == k]) for k in sorted(set(held.client.tolist()))]
-    return torch.cat(pieces).cpu(), Held(held.x, held.y.cpu(), held.client.cpu())
+    return torch.cat(pieces), Held(torch.cat(labels), torch.tensor(owner))
 
 
 def arranged(z: Tensor, held: Held) -> Plane:

@@ -8,9 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 import posterity
 from posterity.experiment.compare import parse_variant
 from posterity.experiment.result import Result
@@ -69,7 +66,8 @@ class Material:
         seeds = sorted({run.seed for run in runs if run.seed is not None})
         rounds = sorted({run.planned or run.reached for run in runs})
         told = (f"{federation.name}{partition}, {federation.clients} clients, {config['model']}, "
-                f"{_listed(rounds, 'round')}, {_listed(seeds, 'seed', True)}")  # fmt: skip
+                f"{' or '.join(map(str, rounds))} round{'s' * (rounds[-1] != 1)}, "
+                f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}")  # fmt: skip
         missing = [line.name for line in self.recipe.lines_of(cell) if not self.runs(cell, line)]
         rest = f"Not yet run: {', '.join(missing)}." if missing else ""
         return " ".join(filter(None, (f"{told}.", self._departures(cell), rest)))
@@ -80,12 +78,6 @@ class Material:
         pairs = [(n, run.config.get(n), getattr(full, n)) for run in self.every(cell) for n in SETTING]
         told = dict.fromkeys(f"{n} {x or 'all'} instead of {y or 'all'}" for n, x, y in pairs if x != y)
         return f"Not as in the paper: {', '.join(told)}." if told else ""
-
-
-def _listed(numbers: Sequence[int], what: str, before: bool = False) -> str:
-    many = len(numbers) > 1 if before else numbers[-1] != 1
-    told, word = " or ".join(map(str, numbers)), what + "s" * many
-    return f"{word} {told.replace(' or ', ', ')}" if before else f"{told} {word}"
 
 
 def collect(recipe: Recipe, root: Path, asked: RunRequest, figure: str) -> Material:
@@ -146,15 +138,6 @@ class FigureDrawing:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Held:
-    """Held-out rows of a run's clients."""
-
-    x: Tensor
-    y: Tensor
-    client: Tensor  # (N,) whose they are
-
-
 def read_models(run: Run) -> Result:
     """A finished run with the models that it delivers, and its data."""
     result = posterity.load(run.folder)
@@ -162,15 +145,3 @@ def read_models(run: Run) -> Result:
         raise ValueError(f"{run.folder} is finished, but its data ({run.config.get('dataset')}) are not found here, "
                          "and what its models make of them is to be drawn: set POSTERITY_DATA")  # fmt: skip
     return result
-
-
-def held_rows(result: Result, clients: int | None = None, classes: int | None = None) -> Held:
-    """The test rows of all members, or of the first `clients`, of all classes or of the first."""
-    federation = result.federation
-    some = range(min(clients or federation.members, federation.members))
-    rows = [federation.test.client(k) for k in some]
-    owner = torch.cat([torch.full_like(mine, k) for k, mine in zip(some, rows, strict=True)])
-    every = torch.cat(rows)
-    wanted = federation.y[every] < classes if classes else torch.ones_like(every, dtype=torch.bool)
-    every, owner = every[wanted], owner[wanted]
-    return Held(federation.x[every], federation.y[every], owner)
