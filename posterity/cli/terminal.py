@@ -30,7 +30,7 @@ from posterity.experiment.run import Watch, silent
 from posterity.experiment.setup import Setup
 from posterity.report import findings, load_runs, sections
 from posterity.report.findings import Comparison, complete, headline, main_comparison
-from posterity.report.show import RULE, export, name_of
+from posterity.report.show import FORMS, RULE, name_of
 from posterity.report.table import Column, Row, by_seed, columns, describe_divergence
 from posterity.runs.files import clean
 from posterity.runs.lines import Line, rounds_of, scores_of
@@ -164,7 +164,7 @@ def show_runs(folder: Path, output: Output, page: Path | None) -> None:
         print_json(folder, output.show, page)
     elif output.alone:
         rows, shown, _ = choose_columns(folder, output)
-        print(export(output.form, rows, shown), end="")
+        print(FORMS[output.form](rows, shown), end="")
     else:
         print_table(folder, output.show, output)
         if page is not None:

@@ -19,7 +19,7 @@ from posterity.experiment.result import Result, as_run
 from posterity.experiment.run import resume_run, run_seeds, silent
 from posterity.report import Row, Run, check_rule, columns, complete, finding, headline, load_runs
 from posterity.report.page import render
-from posterity.report.show import FORMS, Plot, export, html_table, plot
+from posterity.report.show import FORMS, Plot, html_table, plot
 from posterity.report.table import fetch
 from posterity.runs.files import check_out, write_atomic
 from posterity.settings.config import Config, check_seeds
@@ -53,7 +53,7 @@ class Results:
         for name in metrics:
             if name not in every:
                 raise ValueError(f"there is no metric {name!r} in these runs: {nearest(name, every)}")
-        return export(form, rows, [every[name] for name in metrics] or columns(self.rows))
+        return FORMS[form](rows, [every[name] for name in metrics] or columns(self.rows))
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write the HTML page; by default beside the runs."""

@@ -1,10 +1,9 @@
 """One self-contained HTML page for a run or a comparison of runs, and the same table for the terminal.
 
-Files (`logs`, `packing`) become runs (`read_runs`), a rule selects a round of each (`selected_round`), methods become
-rows (`columns`, `tables`; `divergence` says which are no result), are compared (`ranking`, `verdict`, `summary`,
-`remarks`), listed client by client (`client_table`), drawn (`line_charts`, `client_charts`, `calibration`,
-`partition_chart`, `critical`, by `svg`) and placed (`page`, by `template`). What left a site across machines has a page
-of its own (`sent_page`). Nothing here computes a metric: that is `evaluate`.
+Files (`packing`) become runs, a rule selects a round of each, methods become rows (`table`), are compared and put into
+words (`findings`), listed in smaller tables and client by client (`sections`), drawn (`charts`, by `svg`) and placed
+(`page`, by its template). What left a site across machines has a page of its own. Nothing here computes a metric: that
+is `evaluate`.
 """
 
 from __future__ import annotations

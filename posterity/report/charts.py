@@ -247,7 +247,7 @@ def line_chart(
     x_text: Callable[[float], str] = plain if rounds else _round_bytes
     across = ticks(x.low, x.high, int((x.end - x.start) / 60))
     across = [value for value in across if not rounds or value.is_integer()]  # there is no half a round
-    axes(canvas, x, y, _apart(across, x, x_text), ticks(y.low, y.high, 8), x_text, percent if is_share else plain)
+    axes(canvas, x, y, across, ticks(y.low, y.high, 8), x_text, percent if is_share else plain)
     canvas.text(x.start - 6, y.end - 14, y_title, "name", "start")
     canvas.text(x.end, y.start + 34, x_title, "name", "end")
     for line in lines:
@@ -280,15 +280,6 @@ def _frame(
     first, last = min(line.x[0] for line in lines), max(line.x[-1] for line in lines)
     x = AxisScale(first if rounds and last > first else 0.0, last or 1.0, 46, width - margin)
     return Canvas(width, height, title), x, AxisScale(low, high, height - 44, 34)
-
-
-def _apart(values: Sequence[float], x: AxisScale, text: Callable[[float], str]) -> list[float]:
-    """The ticks whose labels do not run into each other."""
-    kept: list[float] = []
-    for value in values:
-        if not kept or x(value) - x(kept[-1]) > CHARACTER * (len(text(value)) + len(text(kept[-1]))) / 2 + 8:
-            kept.append(value)
-    return kept
 
 
 def _name_ends(canvas: Canvas, lines: Sequence[LearningCurve], x: AxisScale, y: AxisScale) -> None:

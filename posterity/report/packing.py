@@ -26,7 +26,7 @@ from posterity.report.sections import FLOWER, at
 from posterity.report.table import RULES, goal, main_epochs, select_round
 from posterity.runs.files import write_atomic
 from posterity.runs.lines import Line, to_json
-from posterity.runs.read import ReportError, Run, RunLog, find_runs, read_log, read_run
+from posterity.runs.read import ReportError, Run, find_runs, read_log, read_run
 
 DIGITS = 7
 
@@ -41,18 +41,13 @@ def pack_runs(folder: Path, out: Path) -> Path:
         if not log.lines:
             raise ReportError(f"{log.folder} is finished, but has no metrics.jsonl, or an empty one: copy the whole "
                               "folder, or take it away. Nothing was written.")  # fmt: skip
-    write_packed(logs, out)
-    return out
-
-
-def write_packed(logs: Sequence[RunLog], out: Path) -> None:
-    """What is kept of these runs, as a file."""
     text = ""
     for log in logs:
         lines = columns_of([_short(to_json(line)) for line in _kept(read_run(log))])
         made = {"folder": log.folder.name, "facts": log.facts, "config": log.config, "lines": lines}
         text += json.dumps(made, ensure_ascii=False, separators=(",", ":")) + "\n"
     write_atomic(out, lzma.compress(text.encode(), preset=9))
+    return out
 
 
 def columns_of(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

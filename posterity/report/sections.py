@@ -43,7 +43,6 @@ class ClientTable:
     lines: tuple[ClientLine, ...]
     clients: int  # that were scored; `lines` may be fewer
     unscored: int
-    smallest: int  # held-out rows of the smallest client; 0: unknown
 
 
 def member_tables(rows: Sequence[Row]) -> list[ClientTable]:
@@ -99,7 +98,6 @@ def _table(rows: Sequence[Row], found: dict[int, list[tuple[Run, ScoreLine]]], f
         lines=tuple(lines),
         clients=scored,
         unscored=len(sizes) - scored,
-        smallest=int(min((n for known in sizes for n in known if n), default=0)),
     )
 
 
@@ -140,7 +138,7 @@ def _tints(values: Sequence[float]) -> Callable[[Cell | None], int]:
     return tint
 
 
-def describe_tables(tables: Sequence[ClientTable], rows: Sequence[Row]) -> list[str]:
+def describe_tables(tables: Sequence[ClientTable]) -> list[str]:
     """What a reader must know about these tables, in sentences."""
     said = []
     if len(tables) > 1:
@@ -151,10 +149,6 @@ def describe_tables(tables: Sequence[ClientTable], rows: Sequence[Row]) -> list[
         said.append("Of very many clients the worst and the best served are here; metrics.jsonl has all.")
     if absent := max((table.unscored for table in tables), default=0):
         said.append(f"Not scored, and not listed: {absent:,} clients without held-out rows or outside of the sample.")
-    smallest, column = min((table.smallest for table in tables), default=0), goal_column(rows[0].arm.runs[0])
-    if smallest and column.row_mean and column.unit == "%":
-        said.append(f"The smallest client has {smallest} rows: a single one, right or wrong, moves its {column.noun} "
-                    f"by {100 / smallest:.3g} points.")  # fmt: skip
     return said
 
 

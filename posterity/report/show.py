@@ -35,11 +35,6 @@ LATEX = {
 }  # fmt: skip
 
 
-def export(form: str, rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    """The table in one of the forms."""
-    return FORMS[form](rows, columns)
-
-
 def caption(rows: Sequence[Row]) -> str:
     """What the numbers are, in a sentence."""
     rule = rows[0].rule

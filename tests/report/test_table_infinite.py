@@ -15,7 +15,7 @@ import pytest
 from posterity.cli import terminal as show
 from posterity.experiment.results import Results
 from posterity.report import columns, finding, headline, load_runs, pack_runs, write_report
-from posterity.report.show import export
+from posterity.report.show import FORMS
 from posterity.report.table import select_round, summarise, table_columns
 from posterity.runs.read import Run
 
@@ -74,9 +74,9 @@ def test_who_has_no_rows_is_not_infinite(folder: Path) -> None:
 def test_every_form_of_the_table_has_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = headline(load_runs(folder))
     shown = [c for c in columns(rows) if c.key in ("accuracy", "nll")]
-    assert "∞" in export("markdown", rows, shown)
-    assert r"$\infty$" in export("latex", rows, shown)
-    table = {line["method"]: line for line in csv.DictReader(io.StringIO(export("csv", rows, shown)))}
+    assert "∞" in FORMS["markdown"](rows, shown)
+    assert r"$\infty$" in FORMS["latex"](rows, shown)
+    table = {line["method"]: line for line in csv.DictReader(io.StringIO(FORMS["csv"](rows, shown)))}
     assert (float(table["FedPer"]["nll"]), table["FedPer"]["nll_sd"]) == (math.inf, "")
     made = Results(tuple(load_runs(folder))).to_dict()
     assert [v for m, v in zip(made["method"], made["nll"], strict=True) if m == "FedPer"][1] == math.inf

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from posterity.experiment.setup import federation_facts, has_files, load_federation
 from posterity.papers.figures.catalogue import Figure
@@ -42,9 +41,10 @@ def draw(figure: Figure, made: Sequence[Recipe], asked: RunRequest) -> FigureDra
     panels = [_panel(name, facts, WIDER if wide else WIDTH) for name, facts in found]
     about = [f"Drawn with seed {seed}; nothing is trained. {KEY} {BARS}"]
     left = [f"Left out: {each}" for each in missing]
-    numbers = {"seed": seed, "panels": [_numbers(name, facts) for name, facts in found]}
+    counts = [{"setting": name, "clients": facts.clients, "newcomers": facts.newcomers, "counts": facts.histogram}
+              for name, facts in found]  # fmt: skip
     below = [each.split(" (")[0] + ": no data here." for each in left]
-    return FigureDrawing(panels, about, numbers, 1 if wide else 2, below, tuple(left))
+    return FigureDrawing(panels, about, {"seed": seed, "panels": counts}, 1 if wide else 2, below, tuple(left))
 
 
 def _title(config: Config, cell: RecipeCell) -> str:
@@ -52,17 +52,10 @@ def _title(config: Config, cell: RecipeCell) -> str:
     return f"{config.dataset}{part}, {cell.name}"
 
 
-def _largest(facts: FederationFacts) -> int:
-    return max(n for row in facts.histogram for n in row)
-
-
 def _panel(name: str, facts: FederationFacts, width: float) -> Panel:
     held = sum(n > 0 for row in facts.histogram for n in row) / max(facts.clients, 1)
     newcomers = f", the last {facts.newcomers} of them newcomers" if facts.newcomers else ""
+    most = max(map(max, facts.histogram))
     remark = (f"{facts.clients} clients{newcomers}; {held:.1f} of {facts.classes} classes a client; "
-              f"{sum(facts.train):,} training samples, {_largest(facts)} in the largest disc")  # fmt: skip
+              f"{sum(facts.train):,} training samples, {most} in the largest disc")  # fmt: skip
     return Panel(name, partition(facts, width, MOST, overlap=True), remark)
-
-
-def _numbers(name: str, facts: FederationFacts) -> dict[str, Any]:
-    return {"setting": name, "clients": facts.clients, "newcomers": facts.newcomers, "counts": facts.histogram}

@@ -263,10 +263,6 @@ def first_components(x: Tensor) -> Tensor:
 def arrange(x: Tensor, perplexity: float = 30.0, steps: int = 750) -> tuple[Tensor, float]:
     """Coordinates (N, 2) of points (N, d), and the divergence that is left. A perplexity above a third of the points
     is lowered to that."""
-    if len(x) > MOST:
-        raise ValueError(
-            f"{len(x)} points were given, and all pairs of at most {MOST} are compared: choose some of them"
-        )
     x = x.to(torch.float64)
     p = joint(x, max(min(perplexity, (len(x) - 1) / 3), 1.0))
     y = first_components(x)

@@ -53,7 +53,9 @@ def draw(figure: Figure, made: Sequence[Material]) -> FigureDrawing:
                 error = f"MSE on everybody's data {spread_text([each.error for each in every], 0)}"
                 panels.append(Panel(line.name, _chart(every[0], "models"), error))
                 if figure.options.get("band") and every[0].band is not None:
-                    panels.append(Panel(f"{line.name}, predicted curves", _chart(every[0], "band"), _covered(every)))
+                    shares = spread_text([100 * covered(each) for each in every], 0)
+                    remark = f"holds the truth on {shares} % of the range"
+                    panels.append(Panel(f"{line.name}, predicted curves", _chart(every[0], "band"), remark))
                 numbers.append({"method": line.name, "seeds": [run.seed for run in runs], **_numbers(every)})
             about += [
                 found.about(cell),
@@ -127,10 +129,6 @@ def covered(curves: Curves) -> float:
     seen = torch.cat([x for x, _ in curves.data])
     inside = (curves.x >= seen.min()) & (curves.x <= seen.max())
     return float(((curves.truth - mean).abs() <= DEVIATIONS * sd)[inside].double().mean())
-
-
-def _covered(every: Sequence[Curves]) -> str:
-    return f"holds the truth on {spread_text([100 * covered(each) for each in every], 0)} % of the range"
 
 
 def _legend(seed: int | None) -> str:
