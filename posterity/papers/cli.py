@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from posterity.cli.terminal import COMPACT, label, print_rows, print_uncut, say, say_sentences
+from posterity.cli.terminal import COMPACT, label, print_rows, print_uncut, say, say_sentence
 from posterity.papers import page as pages
 from posterity.papers import runs as made
 from posterity.papers.figures import draw_figure, figures, is_figure
@@ -54,7 +54,7 @@ def reproduce_table(name: str, folder: Path, asked: RunRequest, cells: Sequence[
     places = ", ".join(map(str, asked.places))
     if is_figure(name):
         figure = draw_figure(name, folder, asked, cells, methods)
-        say_sentences(*figure.notes)
+        say_sentence(*figure.notes)
         say(f"figure: {figure.svg}; its numbers: {figure.numbers}; runs: {places or folder / 'tables'}")
         return
     table = find_table(name)
@@ -80,9 +80,9 @@ def show_table(recipe: Recipe, found: Gathered) -> None:
     for cell in run:
         each = pages.entries(recipe, cell, found)
         print_uncut(_terminal(cell, pages.with_numbers(each)))
-        say_sentences(made.other_size(recipe, cell, found), *pages.sentences(recipe, cell, found, each))
+        say_sentence(made.other_size(recipe, cell, found), *pages.sentences(recipe, cell, found, each))
     missing = ", ".join(cell.name for cell in recipe.cells if cell not in run)
-    say_sentences(f"not yet run: {missing}" if missing else "", *(f"remark: {remark}" for remark in found.remarks))
+    say_sentence(f"not yet run: {missing}" if missing else "", *(f"remark: {remark}" for remark in found.remarks))
 
 
 def _terminal(cell: RecipeCell, found: Sequence[Entry]) -> Table:
