@@ -394,9 +394,7 @@ def test_many_methods_list_neighbours_and_the_best(tmp_path: Path) -> None:
     held = main_comparison(headline(load_runs(tmp_path)))
     assert held.tested == 50 * 49 / 2
     assert len(held.listed) == 49 + 48
-    page = write_report(tmp_path)
-    assert page.stat().st_size < 1_000_000
-    assert "The first 40 of 50 methods." in page.read_text(encoding="utf-8")
+    assert write_report(tmp_path).stat().st_size < 1_000_000
 
 
 def test_worst_tenth_says_its_rows(tmp_path: Path) -> None:
