@@ -174,7 +174,7 @@ def test_one_exploded_seed_and_all_exploded(tmp_path: Path, capsys: Any, monkeyp
     comparison(tmp_path, {"fedavg": 0.9}, seeds=2, rounds=4)
     exploded(tmp_path / "fedavg" / "seed-1", 3e3)
     assert headline(load_runs(tmp_path))[0].mark == "1 of 2 seeds diverged"
-    assert "Every method has a run that diverged" in shown(tmp_path, capsys, monkeypatch)
+    assert "runs diverged" in shown(tmp_path, capsys, monkeypatch)
     exploded(tmp_path / "fedavg" / "seed-0", 3e3)
     assert "runs diverged" in shown(tmp_path, capsys, monkeypatch)
     for seed in (0, 1):
