@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from catalogue import everything
 from common import table
 
-from posterity.cli.listing import everything
 from posterity.experiment.setup import load_federation
 from posterity.report import Row, Run, complete, headline, load_runs
 from posterity.settings.config import Config
