@@ -288,6 +288,36 @@ def test_features_of_personal_models_are_the_clients_own(tmp_path):
     assert scatter_ratio(shared, federation.y[torch.cat(rows)]) != pytest.approx(expected, rel=1e-3)
 
 
+def test_predicted_classifiers(features):
+    """Drawn from N-F3's runs; the share of rows that point to their class is computed here by loops."""
+    from posterity.papers.figures.classifiers import DRAWS, agreement, predict_rows
+    from posterity.papers.figures.features import held_features
+
+    made = make("N-F5", features.folder)
+    result = posterity.load(features.folder / "tables" / "N-F3" / "CIFAR-100" / "fednp" / "seed-0")
+    rows = predict_rows(result, 6, 10, 0)
+    assert rows.drawn.shape == (3 * DRAWS * 10, result.setup.sim.model.feature_dim)
+    assert len(made.marked("cross")) == 2 * len(rows.drawn)  # two strokes each
+    npn = {n: leaf[0] for n, leaf in result.delivered("validated").kept.records.read(torch.tensor([0]))["npn"].items()}
+    z = result.delivered("validated").kept.state.totals
+    mean, variance = result.method.classifier(npn, z.mean(), z.covariance())
+    first = mean.reshape(10, -1).double()
+    gap = (rows.drawn[: 10 * DRAWS].reshape(DRAWS, 10, -1) - (first - first.mean(0))) / variance.double().reshape(
+        10, -1
+    ).sqrt()
+    assert float(gap.square().mean()) == pytest.approx(1, abs=0.2)  # draws have the predicted mean and variance
+    features_z, held = held_features(result, 6, 10)
+    means = {c: features_z[held.y == c].double().mean(0) for c in sorted(set(held.y.tolist()))}
+    centre = torch.stack([*means.values()]).mean(0)
+    right = total = 0
+    for row, c in zip(rows.drawn, rows.y.tolist(), strict=True):
+        if c in means:
+            near = {k: float(torch.cosine_similarity(row, m - centre, 0)) for k, m in means.items()}
+            right, total = right + (max(near, key=near.__getitem__) == c), total + 1
+    assert agreement(features_z, held.y, rows) == pytest.approx(right / total)
+    assert made.numbers["classifiers"][0]["agreement"][0] == pytest.approx(right / total)
+
+
 def test_reliability_bins_are_those_of_the_models(tmp_path):
     """The log's bins are shown: the models that the run delivers, asked again about the test rows, have the same."""
     made = make("M-F5", tmp_path, seeds=[0], methods=["Reptile"], more=TINY)

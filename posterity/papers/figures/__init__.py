@@ -1,8 +1,8 @@
 """Figures of the papers at one command each: `posterity reproduce V-F2` writes an SVG and the numbers behind it.
 
 `catalogue` says what there is and which table's runs a figure is drawn from, `material` finds or makes these. `logs`
-draws what logs show, `features` and `toy` what models make of the data, `bubbles` the data themselves; `sheet` puts
-panels on one sheet, `drawing` writes.
+draws what logs show, `features`, `classifiers` and `toy` what models make of the data, `bubbles` the data themselves;
+`sheet` puts panels on one sheet, `drawing` writes.
 """
 
 from __future__ import annotations

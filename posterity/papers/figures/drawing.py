@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from posterity.papers.figures import bubbles, features, logs, toy
+from posterity.papers.figures import bubbles, classifiers, features, logs, toy
 from posterity.papers.figures.catalogue import Figure, find_figure
 from posterity.papers.figures.material import FigureDrawing, Material, collect
 from posterity.papers.figures.sheet import sheet
@@ -21,6 +21,7 @@ PARTITION = "bubbles"  # the kind that needs data and no run
 KINDS: Mapping[str, Callable[[Figure, Sequence[Material]], FigureDrawing]] = {
     "clients": logs.clients,
     "curves": logs.curves,
+    "classifiers": classifiers.draw,
     "features": features.draw,
     "proportion": logs.proportion,
     "reliability": logs.reliability,
