@@ -87,9 +87,10 @@ def test_a_function_is_a_network(tmp_path):
 
 
 NETWORK = """
-from posterity.nn.adopt import assemble
-def tiny(shape, classes, task="classification", *, width: int = 8):
-    return assemble(lambda: Small(shape, classes, width), "classifier", shape, classes, task, "tiny")
+def tiny(shape, outputs, *, width: int = 8):
+    net = nn.Sequential()
+    net.base, net.head = Small(shape, outputs, width).base, nn.Linear(width, outputs)
+    return net
 """
 
 
@@ -109,8 +110,8 @@ def test_one_field_is_enough(tmp_path):
     file, code, command = EXAMPLES["setting"]
     package, name = copied(tmp_path, "settings"), code.split(":")[0].strip()
     text, place = (package / "settings" / file).read_text(), "    set: Mapping"
-    assert text.count(f"\n{place}") == 2  # the last field of `Config`, and the last parameter
-    (package / "settings" / file).write_text(text.replace(place, f"{code}{place}", 1))
+    assert text.count(f"\n{place}") == 1  # the last field of `Config`
+    (package / "settings" / file).write_text(text.replace(place, f"{code}{place}"))
     started(tmp_path, command)
     assert f"{name} = 0.9\n" in (tmp_path / "runs" / "setting" / "config.toml").read_text()
     facts = json.loads((tmp_path / "runs" / "setting" / "run.json").read_text())
