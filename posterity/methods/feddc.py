@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from posterity import core
-from posterity.methods import _drift
+from posterity.methods.feddyn import BALANCES, FedDyn, State, from_cloud, zeros
 
 AUTHORS_TRAINING = core.Training(lr=0.1, epochs=5, batch=50, weight_decay=1e-3)
 
@@ -56,23 +56,23 @@ class FedDC(core.Method):
     alpha: float = core.hyper(
         0.1, "α: pull towards w − h_k", "authors' MNIST script", paper=0.01, search=(0.001, 1.0, "log"), gt=0
     )
-    balance: str = core.hyper("clients", "whose loss is averaged", "uniform means", _drift.BALANCES, paper="samples")
+    balance: str = core.hyper("clients", "whose loss is averaged", "uniform means", BALANCES, paper="samples")
     loss: core.Loss = core.fit  # a wrapper may replace it
 
-    offer = _drift.offer
-    start = _drift.start
+    offer = FedDyn.offer
+    start = FedDyn.start
 
     def __post_init__(self) -> None:
         core.check_fields(self)
         core.require_plain_sgd(self.local, "FedDC")
 
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> _drift.State:
-        state = _drift.init(self, model, params, facts)
-        return replace(state, slope=_drift.zeros(params, model))
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
+        state = FedDyn(balance=self.balance).init(model, params, facts)
+        return replace(state, slope=zeros(params, model))
 
     def join(self, here: core.Here) -> Personal:
         w = here.shared.part.params
-        return Personal(_drift.zeros(w, here.model), _drift.zeros(w, here.model))
+        return Personal(zeros(w, here.model), zeros(w, here.model))
 
     def share(self, here: core.Here) -> Tensor | float:
         """s_k: the client's samples, in those of a mean client."""
@@ -97,7 +97,7 @@ class FedDC(core.Method):
             new = {n: g - known.slope[n] / share + seen[n] for n, g in mine.items()}  # (2)
             return replace(end, kept={**end.kept, "slope": new})
 
-        found = core.opened((replace(train, close=close),), _drift.from_cloud)
+        found = core.opened((replace(train, close=close),), from_cloud)
         return core.holding(found, copies=3)  # the record has two more
 
     def adapt(self, epochs: int) -> core.Passes:
@@ -110,6 +110,6 @@ class FedDC(core.Method):
         change = core.tree_map(lambda new, old: share * (new - old), slope, mine.slope)
         return {"params": core.Mean(torch.ones_like(here.n), moved), "slope": core.Sum(change)}, Personal(drift, slope)
 
-    def combine(self, state: _drift.State, total: core.Message, now: core.Now) -> _drift.State:
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
         slope = core.tree_map(lambda g, d: g + d / state.clients, state.slope, total["slope"].value)  # (4)
-        return replace(_drift.step(state, total), slope=slope)  # (3)
+        return replace(FedDyn().combine(state, total, now), slope=slope)  # (3)

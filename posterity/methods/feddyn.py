@@ -26,15 +26,46 @@ weight decay). Drifts cover trainable leaves, never the buffers of batch norm, w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from posterity import core
-from posterity.methods import _drift
 
 AUTHORS_TRAINING = core.Training(lr=0.1, epochs=5, batch=50, weight_decay=1e-3, clip=10.0)
+BALANCES = ("clients", "samples")  # whose mean loss is minimised
+
+
+@core.record
+class State:
+    params: core.Params  # θ̄
+    drift: core.Params  # h̄, for every trainable leaf
+    slope: core.Params  # FedDC's g; {} for FedDyn
+    size: core.Tree  # N / K, where samples weigh
+    clients: int = field(metadata={core.STATIC: True})  # K
+
+
+@core.record
+class Shared:
+    params: core.Params  # w
+    slope: core.Params
+    average: core.Params  # θ̄, for scoring alone
+    size: core.Tree
+
+
+def zeros(params: core.Params, model: core.Network) -> core.Params:
+    return {n: torch.zeros_like(params[n]) for n in core.trainable(params, model)}
+
+
+def cloud(state: State) -> core.Params:
+    """w: what the clients train from."""
+    return {n: p + state.drift[n] if n in state.drift else p for n, p in state.params.items()}  # (3)
+
+
+def from_cloud(carry: core.Carry, here: core.Here) -> core.Carry:
+    """Training begins at w, whatever is scored."""
+    return replace(carry, params=here.shared.part.params)
 
 
 @dataclass(frozen=True)
@@ -49,15 +80,26 @@ class FedDyn(core.Method):
     alpha: float = core.hyper(
         0.1, "α: pull towards w − h_k", "FL-bench; paper: to 0.1", paper=0.01, search=(0.001, 1.0, "log"), gt=0
     )
-    balance: str = core.hyper("clients", "whose loss is averaged", "uniform means", _drift.BALANCES, paper="samples")
+    balance: str = core.hyper("clients", "whose loss is averaged", "uniform means", BALANCES, paper="samples")
     loss: core.Loss = core.fit  # a wrapper may replace it
 
-    init = _drift.init
-    offer = _drift.offer
-    start = _drift.start
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
+        like = next(iter(params.values()))
+        size = like.new_full((), facts.samples / facts.clients) if self.balance == "samples" else ()
+        return State(params, zeros(params, model), {}, size, facts.clients)
+
+    def offer(self, state: State, client: Tensor | None) -> tuple[core.Sparse, core.Own]:
+        """θ̄ would be sent for scoring alone."""
+        like = next(iter(state.params.values()))
+        unsent = torch.zeros_like(like, dtype=torch.int64).sum() + core.tree_bytes(state.params)
+        scoring = tuple(f"average/{n}" for n in state.params)
+        return core.Sparse(Shared(cloud(state), state.slope, state.params, state.size), unsent, known=scoring), ()
+
+    def start(self, here: core.Here) -> core.Params:
+        return here.shared.part.average
 
     def join(self, here: core.Here) -> core.Personal:
-        return _drift.zeros(here.shared.part.params, here.model)
+        return zeros(here.shared.part.params, here.model)
 
     def penalised(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         value, buffers = self.loss(params, batch, here)
@@ -67,7 +109,7 @@ class FedDyn(core.Method):
         return value + 0.5 * alpha * core.squared_distance(params, centre, here.model), buffers  # (1)
 
     def passes(self) -> core.Passes:
-        return core.opened((self.local.descend(self.penalised),), _drift.from_cloud)
+        return core.opened((self.local.descend(self.penalised),), from_cloud)
 
     def adapt(self, epochs: int) -> core.Passes:
         return core.tuned((self.local.descend(self.loss),), epochs)
@@ -78,5 +120,8 @@ class FedDyn(core.Method):
         drift = {n: h + moved[n] for n, h in here.personal.items()}  # (2)
         return {"params": core.Mean(torch.ones_like(here.n), moved)}, drift
 
-    def combine(self, state: _drift.State, total: core.Message, now: core.Now) -> _drift.State:
-        return _drift.step(state, total)  # (3)
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
+        moved, count = total["params"].mean(), total["params"].weight
+        params = {n: p + moved[n] for n, p in cloud(state).items()}
+        drift = {n: h + count / state.clients * moved[n] for n, h in state.drift.items()}
+        return replace(state, params=params, drift=drift)  # (3)

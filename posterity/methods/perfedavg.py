@@ -29,8 +29,8 @@ import torch
 
 from posterity import core
 from posterity.methods import _meta
-from posterity.methods._drift import BALANCES
 from posterity.methods._meta import APPENDIX, CODE
+from posterity.methods.feddyn import BALANCES
 
 ORDERS = {"difference": "hessian_free", "exact": "exact", "none": "first"}
 

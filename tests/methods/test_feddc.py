@@ -24,9 +24,8 @@ from oracles.sims import (
 from posterity import methods
 from posterity.core.passes import Training
 from posterity.core.tree import tree_map, tree_rows
-from posterity.methods._drift import cloud
 from posterity.methods.feddc import FedDC, Personal
-from posterity.methods.feddyn import FedDyn
+from posterity.methods.feddyn import FedDyn, cloud
 from posterity.methods.scaffold import SCAFFOLD
 
 TRAINING = Training(lr=0.1, batch=4, epochs=2)

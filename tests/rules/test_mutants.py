@@ -14,12 +14,10 @@ MUTANTS = [m for each in LISTED.values() for m in each.mutants]
 BASELINES = [name for name in HOMES if name not in PAPERS]
 SHARED = {
     "posterity/core",
-    "posterity/methods/_drift.py",
     "posterity/methods/_meta.py",
     "posterity/methods/fedper.py",
 }  # what several methods use
 SHARED_FORMULAS = {  # of a paper, and of a kind of message or a likelihood that others use too
-    "feddyn": ["(a): sign of the mean drift in w"],  # and of FedDC
     "fedbps": [
         "(5): disagreement without its square, as in Algorithm 1",
         "(5): weight of the disagreement in Chan's rule",
