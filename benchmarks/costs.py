@@ -80,6 +80,7 @@ CASES = (
     Case("fedpa", GRADIENT, "one epoch; averages of iterates and l²d are elementwise", "about 1 + O(l²d)"),
     Case("scaffold", GRADIENT, "one epoch; the correction is elementwise", "1"),
     Case("scaffold:I", 2 * GRADIENT, "one epoch + a gradient over all data", "+1 gradient pass", {"variate": "I"}),
+    Case("scaffold:fednp", 2 * GRADIENT, "one epoch + an uncorrected one", "1/E more", {"variate": "fednp"}),
     Case("feddyn", GRADIENT, "one epoch; drifts are elementwise", "1"),
     Case("feddc", GRADIENT, "one epoch; drifts and the correction are elementwise", "1"),
     Case("moon", GRADIENT + 2 * FORWARD, "one epoch + features of two more networks", "about 1.67"),

@@ -19,7 +19,8 @@ distance moved, which holds for plain SGD alone: momentum, a gradient-norm clip 
 included) and other optimisers are refused except with option I. Weight decay is allowed: it is the gradient of
 ½λ‖θ‖², a part of the loss, and so of the variates of option II (option I leaves it out, where it would cancel in
 c − c_k). Variates cover trainable leaves, never the buffers of batch norm, whose plain mean is taken. Fine-tuning
-(`adapt`) is uncorrected: it looks for the client's own minimum.
+(`adapt`) is uncorrected: it looks for the client's own minimum. `fednp` is what FedNP's released baseline does: c_k⁺ is
+the mean gradient of one more, uncorrected epoch from θ_k.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from torch.func import grad
 
 from posterity import core
 
-VARIATES = ("II", "I")
+VARIATES = ("II", "I", "fednp")
 
 
 @core.record
@@ -53,13 +54,13 @@ class SCAFFOLD(core.Method):
     server_lr: float = core.hyper(
         1.0, "η_g: step size of the server", "Karimireddy et al. 2020, §7", search=(0.5, 1.5, "linear"), ge=0
     )
-    variate: str = core.hyper("II", "how c_k is renewed: option I or II", "the common choice", VARIATES)
+    variate: str = core.hyper("II", "how c_k is renewed: option I, II, or FedNP's code", "the common choice", VARIATES)
     loss: core.Loss = core.fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:
         core.check_fields(self)
-        if self.variate == "II":
-            core.require_plain_sgd(self.local, "variate 'II'", ", or variate 'I'")
+        if self.variate != "I":
+            core.require_plain_sgd(self.local, f"variate {self.variate!r}", ", or variate 'I'")
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return State(params, {n: torch.zeros_like(params[n]) for n in core.trainable(params, model)}, facts.clients)
@@ -80,10 +81,12 @@ class SCAFFOLD(core.Method):
         found = grad(lambda moving: self.loss({**still, **moving}, batch, here)[0])({n: still[n] for n in names})
         return core.tree_map(lambda g: g * batch.mask.sum(), found)
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         train = self.local.descend(self.corrected)
         if self.variate == "I":
             return train, core.gather("slope", self.slope, batch=self.local.batch)
+        if self.variate == "fednp":
+            return train, self.another_epoch()
 
         def close(carry: core.Carry, here: core.Here) -> core.Carry:
             end, control = train.close(carry, here), here.shared.control
@@ -93,7 +96,22 @@ class SCAFFOLD(core.Method):
 
         return (replace(train, close=close),)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def another_epoch(self) -> core.Pass:
+        """An uncorrected epoch that leaves nothing but its mean gradient."""
+        more = self.local.descend(self.loss)
+
+        def begin(carry: core.Carry, here: core.Here) -> core.Carry:
+            first = more.open(carry, here)
+            return replace(first, kept={**first.kept, "before": carry})
+
+        def close(carry: core.Carry, here: core.Here) -> core.Carry:
+            before = carry.kept["before"]
+            new = core.mean_slope(before.params, carry.params, list(here.shared.control), self.local.lr, here)
+            return replace(before, kept={**before.kept, "variate": new})
+
+        return replace(more, open=begin, close=close, epochs=1, max_steps=None, learns=False)
+
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         if self.variate == "I":
             new = core.tree_map(lambda g: g / here.n.clamp(min=1), carry.kept["slope"])  # (4), option I
         else:
@@ -109,5 +127,5 @@ class SCAFFOLD(core.Method):
         control = core.tree_map(lambda c, d: c + d / state.clients, state.control, change)
         return State(params, control, state.clients)  # (5)
 
-    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+    def adapt(self, epochs: int) -> core.Passes:
         return core.tuned((self.local.descend(self.loss),), epochs)

@@ -26,7 +26,7 @@ from posterity.laws import check
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.scaffold import SCAFFOLD
 
-each_variate = pytest.mark.parametrize("variate", ["I", "II"])
+each_variate = pytest.mark.parametrize("variate", ["I", "II", "fednp"])
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 Q2 = {
     "II": ([1.38336, 2.093127432, 2.3559162263], [-2.76672, -1.419534864, -0.5255775885]),
@@ -44,8 +44,8 @@ def reference(variate: str, rounds: int, steps: int = 5, lr: float = 0.1):
             for _ in range(steps):
                 theta -= lr * (curvature[k] * (theta - centre[k]) - own[k] + c)
             new = own[k] - c + (w - theta) / (steps * lr)
-            if variate == "I":
-                new = curvature[k] * (w - centre[k])
+            if variate != "II":
+                new = curvature[k] * ((w if variate == "I" else theta) - centre[k])
             moved, change, own[k] = moved + (theta - w) / 2, change + (new - own[k]) / 2, new
         w, c = w + moved, c + change
         ws.append(w)
@@ -91,6 +91,18 @@ def test_two_clients_by_hand(engine):
             assert run.scalar() == pytest.approx(expected, abs=1e-12)
             assert run.store.rows[WEIGHT].flatten().tolist() == pytest.approx([-1, -8], abs=1e-12)
             assert float(run.state.control[WEIGHT]) == pytest.approx(-4.5, abs=1e-12)
+
+
+@each_engine
+def test_the_variate_of_fednp_is_the_slope_around_the_trained_point(engine):
+    """One more epoch is here one step without correction, so its mean gradient is ∇f_k(θ_k); θ_k itself is sent."""
+    run, ws, cs = Run(SCAFFOLD(full_batch(5), variate="fednp"), q2(), scalar_model(), engine, at(0.0)), [], []
+    for _ in range(3):
+        ws.append(run.rounds(1).scalar())
+        cs.append(float(run.state.control[WEIGHT]))
+    exact = reference("fednp", 3)
+    assert ws == pytest.approx(exact[0], abs=1e-12)
+    assert cs == pytest.approx(exact[1], abs=1e-12)
 
 
 def test_the_reported_loss_is_the_clients_own():
@@ -202,8 +214,9 @@ def test_bad_hyper_parameters():
     with pytest.raises(ValueError, match=r"variate = 'III' is unknown"):
         SCAFFOLD(variate="III")
     for local in (Training(momentum=0.9), Training(optimiser="adam"), Training(lr=0.0), Training(clip=5.0)):
-        with pytest.raises(ValueError, match=r"plain SGD .* variate 'I'"):
-            SCAFFOLD(local)
+        for variate in ("II", "fednp"):
+            with pytest.raises(ValueError, match=r"plain SGD .* variate 'I'"):
+                SCAFFOLD(local, variate=variate)
         SCAFFOLD(local, variate="I")
 
 
