@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import Tensor
 
 from posterity import data, laws, methods, models
-from posterity.cli.terminal import console, label, print_rows, say, say_sentence
+from posterity.cli.terminal import COMPACT, LABEL, console, label, measured, print_rows, print_uncut, say, say_sentence
 from posterity.core.passes import Training
 from posterity.data.federation import Federation
 from posterity.data.official import VARIABLE, DataSource, File, find_form
@@ -33,8 +32,6 @@ from posterity.settings.hyperparameters import UNSTATED, Knob, knobs, nearest
 from posterity.settings.text import paragraphs
 
 MOST_CLASSES = 20  # of which a partition shows every one
-CLIENT_WIDTH = 10  # at least, of a client's name: longer ones are folded where there is no room
-HEADS = range(12, 2, -1)  # characters of a heading before it is folded, the widest that fits
 
 
 def print_methods(name: str | None) -> None:
@@ -213,48 +210,25 @@ def comments(function: Any) -> dict[str, str]:
 
 
 def print_partition(federation: Federation) -> None:
-    """Samples of every client, and of every class where there are few and the terminal has room for them.
-
-    A number is never cut: headings are folded, and classes are counted where their columns do not fit.
-    """
+    """Samples of every client, and of every class where there are few; no number is cut."""
     parts = (("train", federation.train), ("val.", federation.validation), ("test", federation.test))
-    columns = [(head, [str(n) for n in part.sizes.tolist()]) for head, part in parts]
-    notes = [*federation.notes, *unseen_note(federation)]
+    columns = [(head, part.sizes.tolist()) for head, part in parts]
     if federation.classes:
         histogram = federation.histogram(federation.train)
-        names = federation.class_names or tuple(str(c) for c in range(federation.classes))
-        by_class = [(name, [str(n or "") for n in histogram[:, c].tolist()]) for c, name in enumerate(names)]
-        needed, few = _width(_widths([*columns, *by_class], HEADS[-1])), federation.classes <= MOST_CLASSES
-        if few and needed <= console.width:
-            columns += by_class
-        else:
-            columns.append(("classes", [str(n) for n in (histogram > 0).sum(1).tolist()]))
-        if few and needed > console.width:
-            notes.insert(0, f"samples of every class are shown in a terminal of {needed} columns; this has "
-                            f"{console.width} (COLUMNS={needed} posterity partition …)")  # fmt: skip
-    tries = [_widths(columns, most) for most in HEADS]
-    widths = next((widths for widths in tries if _width(widths) <= console.width), tries[-1])
-    table = Table(title=f"{label(federation.name)}: {federation.clients} clients", title_justify="left",
-                  box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=0)  # fmt: skip
-    table.add_column("Client", min_width=CLIENT_WIDTH, overflow="fold")
-    for (head, _), width in zip(columns, widths, strict=True):
-        table.add_column(label(head), width=width, justify="right", overflow="fold")
+        names = federation.class_names or map(str, range(federation.classes))
+        few = federation.classes <= MOST_CLASSES
+        columns += zip(names, histogram.T.tolist(), strict=True) if few else []
+        columns += [] if few else [("classes", (histogram > 0).sum(1).tolist())]
+    table = Table(title=f"{label(federation.name)}: {federation.clients} clients", **COMPACT)
+    table.add_column("Client", max_width=LABEL, overflow="fold")
+    for head, _ in columns:
+        table.add_column(label(head), justify="right", no_wrap=True)
     clients = [name + " (newcomer)" * (k >= federation.members) for k, name in enumerate(federation.names)]
-    for row in zip(clients, *(column for _, column in columns), strict=True):
-        table.add_row(*map(label, row))
-    console.print(table)
-    for note in notes:
-        console.print(f"note: {label(note)}")
-
-
-def _widths(columns: Sequence[tuple[str, Sequence[str]]], most: int) -> list[int]:
-    """Of columns whose headings are folded after so many characters."""
-    return [max(min(len(head), most), *map(len, column)) for head, column in columns]
-
-
-def _width(columns: Sequence[int]) -> int:
-    """Of a partition's table, with a space before, between and behind its columns."""
-    return CLIENT_WIDTH + 2 + sum(1 + width for width in columns)
+    for client, *counts in zip(clients, *(column for _, column in columns), strict=True):
+        table.add_row(label(client), *map(str, counts))
+    print_uncut(table, measured(table).maximum)
+    for note in (*federation.notes, *unseen_note(federation)):
+        say_sentence(f"note: {note}")
 
 
 def unseen_note(federation: Federation) -> tuple[str, ...]:

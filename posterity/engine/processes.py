@@ -159,9 +159,6 @@ class Processes:
             call(size)
             data = torch.zeros(int(size), dtype=torch.uint8, device=self.device) if data is None else data
             call(data)
-        return self._unpacked(data)
-
-    def _unpacked(self, data: Tensor) -> dict[str, Tensor]:
         return {n: t.to(self.device) for n, t in load(data.cpu().numpy().tobytes()).items()}
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from posterity.core.protocol import Carry, Facts, Here, Now, State
-from posterity.core.tree import Tree, tree_rows
+from posterity.core.tree import tree_rows
 from posterity.data.federation import Part
 from posterity.engine import keys, server
 from posterity.engine.blocks import give_back, receive_stack, take_blocks
@@ -108,14 +108,10 @@ def judge(
 def moment(sim: Simulation, round: int, rounds: int, cohort: int) -> Now:
     rows = sim.federation.public
     public = None if rows is None else sim.federation.x[rows]
-    return Now(round, rounds, sim.fold(sim.server, round), cohort, public, sim.model, partial(_played, sim))
-
-
-def _played(sim: Simulation, name: str, function: Callable[..., Tree], *trees: Tree) -> Tree:
-    """What a server does, replayed on a GPU; on a CPU its arithmetic takes longer than Python does."""
-    if not sim.root.is_cuda:
-        return function(*trees)
-    return play(sim.traces, sim.method, name, function, *trees)
+    key = sim.fold(sim.server, round)
+    if not sim.root.is_cuda:  # its arithmetic takes longer than Python does
+        return Now(round, rounds, key, cohort, public, sim.model)
+    return Now(round, rounds, key, cohort, public, sim.model, partial(play, sim.traces, sim.method))
 
 
 def _sizes(sim: Simulation, visited: Accumulator, cohort: Tensor) -> Mapping[int, float]:

@@ -119,15 +119,12 @@ def make_stack(sim: Simulation, clients: Tensor, round: int, shared: Tree, own: 
     """The stacked `here` of clients that have just received the broadcast; the first round is round 1."""
     check_round(round)
     number = clients.new_full((), round)
-    counts, key = sim.federation.train.counts[clients], _client_keys(sim, clients, number)
-    return client.make_here(sim, clients, counts, number, key, shared, own)
-
-
-def _client_keys(sim: Simulation, clients: Tensor, round: Tensor) -> Tensor:
     if clients.device.type == "cpu":
-        return client_keys(sim.visits, clients, round, fold_key)
-    made: Tensor = play(sim.traces, client_keys, "client", client_keys, sim.visits, clients, round)
-    return made
+        key = client_keys(sim.visits, clients, number, fold_key)
+    else:
+        key = play(sim.traces, client_keys, "client", client_keys, sim.visits, clients, number)
+    counts = sim.federation.train.counts[clients]
+    return client.make_here(sim, clients, counts, number, key, shared, own)
 
 
 def at(sim: Simulation, here: Here, stage: int) -> Here:
