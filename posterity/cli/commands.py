@@ -65,7 +65,6 @@ def conclude(folder: Path, output: Output) -> None:
 
 
 def write_page(folder: Path, out: Path | None, output: Output) -> None:
-    """The report of a folder, or of a file of packed runs, and its table."""
     from posterity.cli.terminal import show_runs
     from posterity.report import write_report
     from posterity.runs.folder import reported

@@ -52,7 +52,6 @@ def complete_methods(incomplete: str) -> list[str]:
 
 
 def complete_dataset(incomplete: str) -> list[str]:
-    """A dataset, or the next of a mix."""
     before, plus, last = incomplete.rpartition("+")
     return [f"{before}{plus}{name}" for name in files("data/datasets") if name.startswith(last)]
 
@@ -140,7 +139,6 @@ def read_config(given: dict[str, Any]) -> Config:
 
 
 def read_names(flag: str, text: str | None) -> list[str]:
-    """The names of a comma-separated list; none where the flag was not given."""
     names = split_list(text or "")
     if text is not None and not names:
         raise ValueError(f"{flag} takes a comma-separated list of names; {text!r} was given")
@@ -148,7 +146,6 @@ def read_names(flag: str, text: str | None) -> list[str]:
 
 
 def read_methods(text: str) -> list[str]:
-    """The methods of a comma-separated list, which must not be empty."""
     from posterity.experiment.compare import name_all
 
     return name_all(read_names("--methods", text))
@@ -184,8 +181,6 @@ SHOWN = {  # flags that every command with results has
 
 @dataclass(frozen=True)
 class Output:
-    """What is shown of results: under which rule, in which form, and which columns."""
-
     show: str = "validated"
     form: str = "table"
     wide: bool = False

@@ -35,7 +35,6 @@ MOST_CLASSES = 20  # of which a partition shows every one
 
 
 def print_methods(name: str | None) -> None:
-    """All methods and wrappers, or everything about one."""
     if name is not None:
         _print_method(name.lstrip("+"))
         return
@@ -50,7 +49,6 @@ def print_methods(name: str | None) -> None:
 
 
 def _shown(cls: type) -> str:
-    """The hyper-parameters of a method, with their defaults."""
     return ", ".join(f"{k.name}={k.default}" for k in knobs(cls) if k.name != "local")
 
 
@@ -120,7 +118,6 @@ def _module_doc(cls: type) -> str | None:
 
 
 def first_line(cls: type) -> str:
-    """What a method is, in a sentence."""
     return (_module_doc(cls) or "").strip().split("\n")[0]
 
 
@@ -133,7 +130,6 @@ def print_datasets() -> None:
 
 
 def print_dataset(name: str, given: str | None) -> None:
-    """Everything about one dataset."""
     dataset, folder = find_dataset(name), data_folder(given)
     console.print(paragraphs(dataset.text), highlight=False, markup=False)
     if known := options(name):
@@ -179,7 +175,6 @@ def _found(source: DataSource, file: File, folder: Path | None) -> str:
 
 
 def print_models(name: str | None) -> None:
-    """All networks with their options, or the options of one with their meaning."""
     if name is not None:
         _print_model(name)
         return
@@ -290,7 +285,6 @@ def tune_all(
 
 
 def take_tuned(names: Sequence[str], config: Config, path: Path) -> list[str]:
-    """The methods of a comparison with their tuned values."""
     found, remarks = with_tuned(names, config, path)
     for remark in remarks:
         say_sentence(f"note: {remark}")
@@ -298,7 +292,6 @@ def take_tuned(names: Sequence[str], config: Config, path: Path) -> list[str]:
 
 
 def print_sent(path: Path, leaves: Sequence[Mapping[str, Any]]) -> None:
-    """What left a site, a line for every leaf (`flower/sent.py`)."""
     rows = []
     for leaf in leaves:
         first, last = leaf["rounds"]

@@ -35,8 +35,6 @@ ASIDE = "--client was given, so the file's own clients are not looked at"
 
 @dataclass(frozen=True)
 class FileRows:
-    """Rows of a file: their samples, and whose they are if it says so."""
-
     x: Array
     client: Sequence[str] | None
     notes: tuple[str, ...] = ()
@@ -45,7 +43,6 @@ class FileRows:
 def predict_file(
     folder: Path, file: Path, client: str | None = None, show: str = "validated", trust: bool = False
 ) -> tuple[str, list[str]]:  # fmt: skip
-    """The predictions for a file as the text of a CSV file, and what to say beside it."""
     result = _finished(folder, trust)
     told = result.setup.sim.federation
     column = result.config.client_column or CLIENT
@@ -173,13 +170,11 @@ def as_csv(owners: Sequence[str], outputs: list[list[float]], classes: Sequence[
 
 
 def check_place(out: Path, file: Path) -> None:
-    """Refuse to write over the rows that are read."""
     if out.exists() and file.exists() and out.samefile(file):
         raise ValueError(f"--out {out} is the file that is read, and would be replaced; give another")
 
 
 def write_predictions(path: Path, text: str) -> None:
-    """The whole file, or what was there before."""
     if path.is_dir() or not path.parent.is_dir():
         raise ValueError(f"{path}: expected a file in a folder that exists; give another --out")
     files.write_atomic(path, text.encode())

@@ -99,8 +99,6 @@ def _lines(title: str) -> Watch:
 
 
 class _Watched:
-    """What the rounds so far have brought."""
-
     def __init__(self) -> None:
         self.begun, self.visits, self.rounds, self.scored = time.perf_counter(), 0, 0, ""
         self.noted: set[str] = set()
@@ -125,7 +123,6 @@ class _Watched:
 
 
 def notes_of(lines: Sequence[Line]) -> list[str]:
-    """What a round's lines have to say to somebody who watches: why it was rolled back, what else happened."""
     return [f"round {line.round}: {note}" for line in rounds_of(lines)
             for note in ([f"rolled back, {line.rolled_back}"] if line.rolled_back else []) + [*line.notes]]  # fmt: skip
 
@@ -159,7 +156,6 @@ def print_notes(folder: Path, dataset: str) -> None:
 
 
 def show_runs(folder: Path, output: Output, page: Path | None) -> None:
-    """The results of a folder in the form that was asked for."""
     if output.form == "json":
         print_json(folder, output.show, page)
     elif output.alone:
@@ -242,7 +238,6 @@ def ruled_table(title: str, *heads: str) -> Table:
 
 
 def print_rows(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table of names and texts."""
     table = ruled_table(title, *heads)
     for row in rows:
         table.add_row(*(label(str(cell)) for cell in row))

@@ -113,7 +113,6 @@ def _within(place: Tensor, size: int) -> Tensor:
 
 
 def _picture(text: str, federation: Federation) -> tuple[int, int, int]:
-    """The shape of a picture, if samples are pictures that can be augmented."""
     shape = federation.shape
     if len(shape) != 3 or not federation.x.is_floating_point():
         raise ValueError(f"augment = {text!r} needs pictures (channels, height, width); samples of {federation.name} "

@@ -57,7 +57,6 @@ def _halve(sim: Simulation, work: Work, tried: int) -> None:
 
 
 def _fits(sim: Simulation, block: Tensor, take: Callable[[Tensor], None]) -> bool:
-    """Whether a block was taken; False if there was no room for it."""
     try:
         take(block)
     except RuntimeError as error:
@@ -74,7 +73,6 @@ def out_of_memory(error: RuntimeError) -> bool:
 
 
 def too_large(device: torch.device, error: RuntimeError) -> ValueError:
-    """What to say where nothing is left to halve."""
     return ValueError(
         f"one client alone does not fit into the memory of {device}: use a smaller --batch-size or network, end other "
         f"programs there, or use another --device ({str(error).splitlines()[0]})"
@@ -82,7 +80,6 @@ def too_large(device: torch.device, error: RuntimeError) -> ValueError:
 
 
 def free(device: torch.device) -> None:
-    """Give back what is only kept to be fast."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -56,7 +56,6 @@ class Captures:
         return place
 
     def places_like(self, use: str, leaves: Sequence[Tensor]) -> list[Tensor]:
-        """A place for each of these tensors, with its strides."""
         place = self.placing(use)
         return [place((leaf.device, leaf.dtype, leaf.shape, leaf.stride()), partial(torch.empty_like, leaf))
                 for leaf in leaves]  # fmt: skip

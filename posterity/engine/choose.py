@@ -55,8 +55,6 @@ class Wish:
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """What was decided, and why."""
-
     engine: Engine
     model: Network
     onednn: bool = True

@@ -79,12 +79,10 @@ class Site:
         return {name: Part.of([rows]) for name, rows in self.rows.items()}
 
     def passes(self, epochs: int | None = None) -> Passes:
-        """The passes of a round, or of `adapt(epochs)`."""
         passes = self.method.passes() if epochs is None else self.method.adapt(epochs)
         return augmented(passes, self.augment)
 
     def prepare(self) -> Passes:
-        """The work before any prediction."""
         return self.method.prepare()
 
     def receive(self, shared: Shared, own: Own, record: Personal | None, round: int) -> Here:
@@ -97,7 +95,6 @@ class Site:
 
 
 def visit_client(site: Site, shared: Shared, own: Own, record: Personal | None, round: int) -> Visit:
-    """One client's work of a round: its message and its next record."""
     here = site.receive(shared, own, record, round)
     carry = work(site, site.passes(), start(site, at(here, keys.START)), here, keys.TRAIN)
     return send(site, at(here, keys.MESSAGE), carry)
@@ -149,7 +146,6 @@ def make_here(
 
 
 def at(here: Here, stage: int) -> Here:
-    """`here` with the key of a stage of the visit."""
     return replace(here, key=keys.fold_key(here.key, stage))
 
 

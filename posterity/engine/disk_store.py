@@ -42,8 +42,6 @@ HEAD = 24 + SUM
 
 @dataclass(frozen=True)
 class Journal:
-    """The head of a journal's file."""
-
     path: Path
     number: int  # of the checkpoint whose rows it holds
     width: int
@@ -83,7 +81,6 @@ def append_rows(path: Path, clients: Index, rows: Iterator[Bytes]) -> None:
 
 
 def read_journal(path: Path) -> Journal | None:
-    """The head of a journal; None if there is no such file."""
     try:
         with path.open("rb") as file:
             head = file.read(HEAD)
@@ -210,7 +207,6 @@ class DiskStore(Store):
         return count
 
     def _put_back(self, journal: Journal) -> int:
-        """The rows of a journal, back in the file; how many."""
         if self.path.stat().st_size != len(self.known) * journal.width:
             raise damaged(self.path)
         count, rows = 0, RowFile(self.path, len(self.known), journal.width)

@@ -125,7 +125,6 @@ TakeSteps = Callable[[Simulation, Pass, Carry, Here, BatchPlan], Carry]
 
 
 def apply(sim: Simulation, function: Callable[..., Any], here: Here, *stacks: Any) -> Any:
-    """`function(*stacks, here)` for every client at once."""
     return over(function, here, *stacks)
 
 

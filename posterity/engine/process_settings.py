@@ -23,8 +23,6 @@ DYNAMO = "torch._dynamo"
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """What a run wants of the process."""
-
     onednn: bool = True  # whether PyTorch may compute by oneDNN on a CPU
     tf32: bool = False  # whether products and convolutions on a GPU may round their factors to TF32
     threads: int | None = None  # None: as many as there are
@@ -43,7 +41,6 @@ class ProcessSettings:
 
 @contextmanager
 def with_onednn(on: bool) -> Iterator[None]:
-    """The switch of oneDNN for a while."""
     before = bool(torch.backends.mkldnn.enabled)
     torch.backends.mkldnn.enabled = on  # type: ignore[assignment]
     try:
@@ -54,7 +51,6 @@ def with_onednn(on: bool) -> Iterator[None]:
 
 @contextmanager
 def with_threads(count: int) -> Iterator[None]:
-    """So many threads for a while."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

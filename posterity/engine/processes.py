@@ -100,7 +100,6 @@ class Processes:
         return tree_filled(tree, {n: t.to(like[n]) for n, t in named.items()})
 
     def all_gather(self, number: float) -> list[float]:
-        """What every process says, in their order."""
         return [mine for (mine,) in self._of_all([number])]
 
     def all_reduce(self, numbers: list[float]) -> list[float]:
@@ -117,7 +116,6 @@ class Processes:
         return [each.tolist() for each in found]
 
     def broadcast(self, text: str, source: int) -> str:
-        """What the process `source` says, at all of them."""
         if self.size == 1:
             return text
         mine = {"text": _as_bytes(text)} if self.rank == source else None

@@ -41,7 +41,6 @@ def first_state(sim: Simulation) -> State:
 def train_round(
     sim: Simulation, engine: Engine, state: State, store: Store, cohort: Tensor, round: int, rounds: int
 ) -> tuple[State, RoundLog]:
-    """One round: the state after it, and what there is to say about it."""
     visited = visit(sim, engine, state, store, cohort, round)
     return close_round(sim, engine, state, store, cohort, round, rounds, visited)
 

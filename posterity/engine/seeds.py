@@ -42,7 +42,6 @@ class SeedOffer:
 
 
 def of_seed(here: Here) -> Here:
-    """`here` as it is in the simulation of the client's own seed."""
     offer: SeedOffer = here.own
     model = rebound(here.model, offer.still) if offer.still else here.model
     return replace(here, shared=offer.shared, own=offer.own, initial=offer.initial, client=offer.client, model=model)
@@ -69,8 +68,6 @@ def _passes(name: str) -> Any:
 
 @dataclass(frozen=True)
 class PerSeed(Wrapper):
-    """A method whose clients belong to several seeds: its client functions see what they would see in their own."""
-
     start = _client("start")
     message = _client("message")
     predict = _client("predict")
@@ -81,8 +78,6 @@ class PerSeed(Wrapper):
 
 @dataclass(frozen=True)
 class MultiSeed:
-    """Simulations that differ in their seed, and one joint simulation of all their clients."""
-
     sims: tuple[Simulation, ...]
     joint: Simulation
     base: Tensor  # (seeds + 1,) on the host: where each seed's clients begin in the joint simulation

@@ -89,8 +89,6 @@ class Refusal:
 
 @dataclass(frozen=True)
 class RoundLog:
-    """What happened in a round."""
-
     round: int
     cohort: int
     accepted: int
@@ -195,7 +193,6 @@ def next_state(method: Method, state: State, total: Message, now: Now) -> tuple[
 
 
 def _accepted(sent: Message, records: Tree, sizes: Tensor) -> Tensor:
-    """Which clients of a stack sent a usable message and hold a finite record."""
     finite = tree_finite((sent, records))
     return (sizes <= USABLE) & finite if len(finite) else sizes <= USABLE
 
@@ -211,7 +208,6 @@ def rolled_back(log: RoundLog, why: str) -> RoundLog:
 
 
 def unusable(why: str) -> str:
-    """In a sentence, that a state cannot be used."""
     return f"the state after it cannot be used: {why}"
 
 

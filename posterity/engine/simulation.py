@@ -81,7 +81,6 @@ class Simulation:
 
     @cached_property
     def visits(self) -> Tensor:
-        """The key of what clients draw."""
         return fold(self.root, CLIENT)
 
     @cached_property

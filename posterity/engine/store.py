@@ -37,7 +37,6 @@ class Store:
         """Records look like these rows; in memory the first that are written show it."""
 
     def read(self, clients: Tensor) -> Tree:
-        """A stack of the records of `clients`, who all have one."""
         return tree_rows(self.rows, clients)
 
     def write(self, clients: Tensor, rows: Tree) -> None:
@@ -80,5 +79,4 @@ class Store:
                 self.write(clients, tree_filled(self.rows, found))
 
     def _table(self, rows: Tree) -> Tree:
-        """Rows of zeros for all clients."""
         return tree_map(lambda leaf: leaf.new_zeros(len(self.known), *leaf.shape[1:]), rows)

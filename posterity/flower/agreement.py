@@ -34,8 +34,6 @@ ROWS = settings_where(lambda use: use.changes == "division")  # which rows are f
 
 @dataclass(frozen=True)
 class SampleSpec:
-    """What samples are like: the same at every site."""
-
     shape: tuple[int, ...]  # of one
     task: Task
     classes: tuple[str, ...]  # their names; none for regression
@@ -102,7 +100,6 @@ class Agreement:
 
     @cached_property
     def visits(self) -> Tensor:
-        """The key of what clients draw."""
         return fold(self.root, CLIENT)
 
     def first_state(self) -> State:
@@ -120,7 +117,6 @@ class Agreement:
         return Offer(*self.method.offer(state, None if client is None else torch.tensor(client)))
 
     def offer_like(self, client: int | None) -> Offer:
-        """The structure of an offer: every number is 0."""
         blank: Offer = tree_map(torch.zeros_like, self.offer(self.first_state(), client))
         return blank
 
@@ -151,7 +147,6 @@ def same_tree(one: Tree, two: Tree) -> bool:
 
 
 def agree(config: Config, kind: SampleSpec, clients: int, samples: int, public: int = 0) -> Agreement:
-    """What follows from a configuration and from what was registered."""
     if config.device != "cpu":
         raise ValueError(f"device {config.device!r} was given: server and sites compute on their CPUs; give cpu")
     if config.augment is not None:

@@ -79,7 +79,6 @@ class GridExchange:
             yield node, f"no reply within {self.deadline:.0f} seconds" if reply is None else _reply(reply)
 
     def _fetch(self, number: str) -> Message | None:
-        """The reply to a message, if it is there."""
         found = [each for each in self.grid.pull_messages([number]) if each.metadata.reply_to_message_id == number]
         return found[0] if found else None
 
@@ -141,7 +140,6 @@ def _answer(message: Message, context: Context) -> bytes:
 
 
 def _who(context: Context) -> tuple[RunSettings, str, Path]:
-    """The settings of the run, this client's name, and the folder of its record."""
     run, node = read_settings(context.run_config), context.node_config
     name = node.get("client", node.get("partition-id"))  # Flower's simulation gives every node a number
     if name is None:
@@ -159,7 +157,6 @@ def _place(context: Context) -> Path | None:
 
 
 def _round(message: Message) -> int:
-    """The round of a question; 0: it has none."""
     with suppress(CodecError):
         round = read_facts(_unpacked(message)).get("round")
         return round if type(round) is int else 0

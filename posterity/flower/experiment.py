@@ -109,7 +109,6 @@ def open_server(
 
 
 def save(server: Server) -> None:
-    """The state, and what a restart needs to know."""
     metrics, known, roster = server.folder / run_folder.METRICS, server.agreement.facts, server.roster
     clients = {name: [roster.numbers[name], client.newcomer, client.train]
                for name, client in roster.clients.items() if name in roster.numbers}  # fmt: skip
@@ -148,7 +147,6 @@ def _agreement(config: Config, roster: Roster, rows: int, saved: dict[str, Any] 
 
 
 def _roster(saved: dict[str, Any]) -> Roster:
-    """The clients of an experiment that was begun before, wherever they are now."""
     kind, numbered = SampleSpec.read(saved["samples"]), saved["clients"]
     clients = {name: Registered(name, late, train, kind) for name, (_, late, train) in numbered.items()}
     return Roster(clients, {name: number for name, (number, _, _) in numbered.items()}, gone=dict(saved["gone"]))
@@ -249,7 +247,6 @@ def depart(server: Server, names: Sequence[str]) -> None:
 
 
 def release(server: Server) -> None:
-    """Take clients out that said in the last round that they leave."""
     for name, reply in server.leaving.items():
         _close(server, name, f"has left by its own wish after round {server.round}", _forget(server, name, reply))
     server.leaving.clear()

@@ -34,8 +34,6 @@ LONGEST = 64  # points that are scored at once
 # --- to one client ---------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class ClientQuestion:
-    """A visit, or to leave: of which client, in which round, and what is scored beside it."""
-
     ask: str
     round: int
     number: int  # the client's
@@ -102,8 +100,6 @@ class Reply:
 
 @dataclass(frozen=True)
 class RoundQuestions:
-    """What a state offers to some clients in a round, who of them trains, and what is scored."""
-
     agreement: Agreement
     state: State
     round: int
@@ -151,7 +147,6 @@ class RoundQuestions:
         return Reply(scores, part)
 
     def check(self, client: Registered, reply: bytes | str) -> tuple[bytes, dict[str, Any]]:
-        """A reply and its facts, if it answers this question."""
         if isinstance(reply, str):
             raise CodecError(reply)
         facts = read_facts(reply, self.agreement.fingerprint)

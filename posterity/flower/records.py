@@ -45,7 +45,6 @@ class RecordFiles:
         return self.place / f"round-{round:08d}.safetensors"
 
     def read(self, like: Personal, round: int) -> Personal:
-        """The record after a round, in the shape of `like`."""
         path = self.path(round)
         if not path.exists():
             raise ValueError(f"{self.client!r} has no record of round {round} in {self.place}: put the folder back")

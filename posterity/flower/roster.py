@@ -41,8 +41,6 @@ class Registered:
 
 @dataclass
 class Roster:
-    """The clients of an experiment; `numbers` are fixed once it has begun."""
-
     clients: dict[str, Registered] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
     node: dict[str, int] = field(default_factory=dict)  # where each client was last met
@@ -97,7 +95,6 @@ class Roster:
             self.look(exchange)
 
     def number(self) -> None:
-        """Give numbers to members, then to newcomers, in the order of their names."""
         if not self.numbers:
             ordered = sorted(self.clients.values(), key=lambda c: (c.newcomer, _order(c.name)))
             self.numbers = {client.name: place for place, client in enumerate(ordered)}
@@ -124,12 +121,10 @@ class Roster:
 
     @property
     def members(self) -> list[Registered]:
-        """Those that train, by number."""
         return [client for client in self.known if not client.newcomer]
 
     @property
     def able(self) -> list[Registered]:
-        """Members with training samples, by number."""
         return [client for client in self.members if client.train > 0]
 
     @property

@@ -24,8 +24,6 @@ PARTS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Samples:
-    """One client's samples, and which of them are for what."""
-
     name: str  # the client's
     kind: SampleSpec
     x: Tensor
@@ -75,7 +73,6 @@ def samples_of(federation: Federation, number: int, dtype: torch.dtype, name: st
 
 
 def read_samples(config: Config, name: str, path: Path | None = None) -> Samples:
-    """A client's samples: all of the file at `path`, or its share of the dataset."""
     if path is not None:
         return read_site_file(config, name, path)[1]
     federation = load_federation(config)
@@ -100,7 +97,6 @@ def read_public(config: Config) -> Tensor | None:
 
 
 def find_client(names: Sequence[str], name: str) -> int:
-    """A client's number by its name, or by the number itself."""
     if name in names:
         return list(names).index(name)
     if name.isdecimal() and int(name) < len(names):

@@ -40,7 +40,6 @@ Line = dict[str, Any]
 
 # --- the site ----------------------------------------------------------------------------------------------------
 def scored_rows(outputs: Tensor, y: Tensor, kind: SampleSpec) -> Scored:
-    """What is kept of one client's predictions for some rows; none is fine."""
     offsets, classes = torch.tensor([0, len(y)]), len(kind.classes)
     ranks = rank(outputs, y, offsets) if kind.task == "classification" and classes == 2 else None
     return Scored(score(outputs, y, offsets, classes, kind.task), ranks, {})
@@ -59,7 +58,6 @@ def encode_loss(loss: Tensor | None) -> list[float] | None:
 
 
 def _encode(parts: Sequence[Scored], least: int) -> Line:
-    """What is said of some parts together."""
     scored = reduce(add, parts)
     scores = scored.scores
     unknown = {m.name for m in _extra_metrics(scores.classes, least)}
@@ -105,7 +103,6 @@ PointScores = dict[str, PartScores]  # by part
 
 
 def read_scores(table: Mapping[str, Any], kind: SampleSpec, least: int) -> PointScores:
-    """A client's tables at one point, checked; whatever else is there is a `CodecError`."""
     if set(table) != {"point", "round", "epochs", *PARTS} or not all(isinstance(table[part], dict) for part in PARTS):
         raise CodecError(f"its scores are no tables of {', '.join(PARTS)}")
     return {part: _read(table[part], len(kind.classes), least) for part in PARTS}

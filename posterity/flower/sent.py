@@ -100,7 +100,6 @@ def counts_behind(method: Any, message: Mapping[str, Any], train: int, smallest:
 
 
 def read_sent(path: Path) -> list[Line]:
-    """Every line of a site's file; one that is no such line is named."""
     lines = read_lines(path)
     for number, line in enumerate(lines, start=1):
         if not (isinstance(line, dict) and line.keys() >= NAMES):
@@ -109,7 +108,6 @@ def read_sent(path: Path) -> list[Line]:
 
 
 def summarise_sent(lines: Sequence[Line]) -> list[Line]:
-    """What left a site, leaf by leaf: how often, how many bytes, the smallest count behind it."""
     found: dict[str, list[Line]] = {}
     for line in lines:
         found.setdefault(line["leaf"], []).append(line)

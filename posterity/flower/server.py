@@ -76,8 +76,6 @@ LEAVES, ABSENT = "it leaves, by its own wish", "its site is not there"
 
 @dataclass
 class Server:
-    """An experiment on its way."""
-
     config: Config
     exchange: Exchange
     folder: Path
@@ -110,7 +108,6 @@ class Server:
         self.write([replace(self.line(log), notes=notes), *self.score_lines(scores)])
 
     def look(self) -> None:
-        """Who is there, who has come late; what there is to say about it."""
         self.roster.look(self.exchange)
         self.roster.admit(self.agreement.kind, self.agreement.grows)
         self.note(*self.roster.news())
@@ -120,7 +117,7 @@ class Server:
         return Participation.parse(self.config.participation)
 
     def cohort(self, round: int) -> tuple[str, ...]:
-        """Who trains in a round, from the largest to the smallest: those take longest."""
+        """Who trains, the largest first: those take longest."""
         able = self.roster.able
         numbers = torch.tensor([self.roster.numbers[client.name] for client in able], dtype=torch.int64)
         drawn = self.participation.at_most(len(able)).draw(numbers, self.key, round).tolist()
@@ -223,7 +220,6 @@ class Server:
         return then, replace(second, bytes_up=log.bytes_up, bytes_down=log.bytes_down)
 
     def commit(self, request: RoundQuestions, visited: engine.Accumulator) -> tuple[State, engine.RoundLog]:
-        """The next state, unless it cannot be used."""
         log = visited.log(request.round, len(request.cohort))
         if visited.total is None:
             return self.state, log

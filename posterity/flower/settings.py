@@ -104,7 +104,6 @@ COMPARED = settings_where(lambda use: use.changes in ("data", "division", "cohor
 
 
 def check_settings(config: Config, folder: Path) -> None:
-    """Refuse settings that would change a run's numbers, and that no fingerprint holds."""
     changed = [each for each in _changes(config, folder) if each[0] in COMPARED or each[0].startswith("data.")]
     if changed:
         raise ValueError(_another(folder, changed))

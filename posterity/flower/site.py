@@ -54,8 +54,6 @@ WISH, LEFT = "leave.json", "left.json"
 
 @dataclass(frozen=True)
 class ClientSite:
-    """One client's machine."""
-
     config: Config
     experiment: str
     samples: Samples
@@ -77,7 +75,6 @@ def answer(site: ClientSite, data: bytes) -> bytes:
 
 
 def _registration(site: ClientSite) -> bytes:
-    """Who this is; nothing of the samples themselves."""
     mine, classes = site.samples, site.samples.named(site.config.least)
     train, kind = len(mine.rows["train"]), replace(mine.kind, classes=classes)
     sizes = [mine.size_of(name) for name in classes] if mine.private else []
@@ -89,8 +86,6 @@ def _registration(site: ClientSite) -> bytes:
 
 @dataclass(frozen=True)
 class Opened:
-    """A question, read."""
-
     agreement: Agreement
     mine: Samples
     machine: Site

@@ -59,8 +59,6 @@ LAWS: tuple[Law, ...] = tuple(sorted(FOUND, key=lambda law: list(ORDER).index(la
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one law."""
-
     law: str
     statement: str
     held: bool

@@ -108,7 +108,7 @@ class Case:
     memory: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def sim(self, seed: int | None = None, method: Any = None, **changes: Any) -> Simulation:
-        """A simulation of this case; `seed` moves the draws but not the first parameters."""
+        """`seed` moves the draws but not the first parameters."""
         model, initial = self.once("initial", lambda: bind(self.model, self.model.init(self.seed, self.dtype)))
         root = make_key(self.seed if seed is None else seed)
         return replace(Simulation(method or self.method, model, self.federation, initial, root), **changes)
@@ -125,7 +125,6 @@ class Case:
 
 
 def make_case(method: Method, model_name: str = "mlp", dtype: torch.dtype = torch.float64) -> Case:
-    """`method` on the small federation with the network of that name."""
     name, shape, options = MODELS.get(model_name, (model_name, (1, 8, 8), {}))
     federation = small_federation(shape).to("cpu", dtype)
     return Case(method, models.build(name, shape, federation.classes, **options), federation, dtype=dtype)
@@ -161,7 +160,6 @@ def renumbered(federation: Federation, order: Tensor) -> Federation:
 
 
 def some_order(count: int, number: int = 0) -> Tensor:
-    """A fixed order of `count` things that is not the identity."""
     return permutation(fold(make_key(3), number), count)
 
 
@@ -223,7 +221,6 @@ class History:
         return store
 
     def before(self, number: int) -> tuple[Tree, Store]:
-        """State and records with which a round began."""
         return (self.first if number == 1 else self.at(number - 1).state), self.store(number - 1)
 
 

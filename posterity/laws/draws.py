@@ -37,8 +37,6 @@ def law_draws(case: Case) -> None:
 
 @dataclass
 class KeyLog:
-    """Which keys the method was given and which it drew with, and where."""
-
     place: str = ""  # the call for a client under way; empty outside
     given: dict[Words, str] = field(default_factory=dict)
     keys: dict[Words, str] = field(default_factory=dict)

@@ -83,7 +83,6 @@ def _left(state: Tree, store: Store) -> Tree:
 
 
 def visit(done: RoundHistory, index: int) -> Tree:
-    """What one client of a round sent and kept."""
     return tree_rows({"message": done.sent, "record": done.records}, index)
 
 
@@ -93,7 +92,6 @@ def same_visits(case: Case, left: RoundHistory, right: RoundHistory, where: str)
 
 
 def agree(case: Case, left: RoundHistory, right: RoundHistory, where: str) -> None:
-    """Two rounds sent and left behind the same."""
     for what in ("sent", "records", "rows", "state"):
         assert_close(getattr(left, what), getattr(right, what), f"{where}, {what}", case.slack)
 
@@ -199,8 +197,6 @@ def law_mask(case: Case) -> None:
 
 @dataclass(frozen=True)
 class FullBatch(Wrapper):
-    """The method with every pass over all data at once, so that no draw decides about batches."""
-
     def passes(self) -> Any:
         return tuple(replace(p, batch=None, shuffle=False) for p in self.inner.passes())
 
@@ -243,6 +239,5 @@ def law_renumbering(case: Case) -> None:
 
 
 def _tables(state: Tree, members: int) -> dict[str, Tensor]:
-    """Leaves of the state with a row for each client."""
     leaves = ((n, leaf) for n, leaf in tree_named(state) if not n.startswith("params"))
     return {name: leaf for name, leaf in leaves if leaf.dim() and len(leaf) == members}

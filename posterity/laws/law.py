@@ -70,7 +70,6 @@ def law(name: str, statement: str, cause: str) -> Callable[[Callable[[Case], Non
 
 
 def explained(error: BaseException) -> str:
-    """An exception in one line: where, what was written there, and what that means."""
     place = place_of(error)
     for words, meaning in MEANINGS:
         if words in str(error):

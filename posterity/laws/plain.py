@@ -46,7 +46,6 @@ def law_runs(case: Case) -> None:
 
 
 def unwritten(method: Any) -> list[str]:
-    """Functions that a method has to write and did not."""
     while hasattr(getattr(method, "inner", None), "label"):  # a wrapper has a method within
         method = method.inner
     return [n for n in WRITTEN if getattr(type(method), n, None) in (None, getattr(Method, n))]

@@ -70,7 +70,6 @@ def _end(made: History) -> Tree:
 
 
 def snapshot(tree: Tree) -> Snapshot:
-    """Every tensor with its version counter and a copy."""
     return [(n, t, t._version, t.clone()) for n, t in _tensors(tree).items()]
 
 

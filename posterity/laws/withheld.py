@@ -102,7 +102,6 @@ class _Visited:
         return client.send(self.site, client.at(self.here, keys.MESSAGE), carry).message
 
     def differs(self, kept: Mapping[str, Tree]) -> dict[str, str]:
-        """Parts of the message that are others with `kept`, and a leaf of each."""
         one, two = self.message(), self.message(kept)
         return {name: leaf for name, part in one.items() if (leaf := _other_leaf(part, two[name]))}
 
@@ -157,7 +156,6 @@ def _changed_rows(one: Tensor, two: Tensor, axis: int) -> set[int]:
 
 
 def _other_leaf(one: Tree, two: Tree) -> str:
-    """A leaf in which two trees differ; empty: they do not."""
     theirs = dict(tree_named(two))
     for name, leaf in tree_named(one):
         if name not in theirs or theirs[name].shape != leaf.shape or gap(leaf, theirs[name]) > TOLERANCE:
