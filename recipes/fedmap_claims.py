@@ -29,7 +29,6 @@ from fedmap_tables import BatchPlan, quick
 
 import posterity
 from posterity.core.tree import tree_leaves
-from posterity.evaluate import bytes_to, rounds_to
 from posterity.experiment.compare import Task
 from posterity.methods.fedmap import WEIGHTINGS
 
@@ -117,11 +116,15 @@ def _costs(curves: dict[str, dict[int, list[dict[str, float | None]]]], method: 
     for rival in ("fedavg", "local"):
         shared = sorted(own.keys() & curves[rival].keys())
         levels = {s: curves[rival][s][-1]["accuracy"] or 0.0 for s in shared}
-        rounds = [rounds_to(own[s], levels[s]) for s in shared]
-        sent = [bytes_to(own[s], levels[s]) for s in shared]
-        cells.append(", ".join("never" if r is None else str(r) for r in rounds) or "–")
-        cells.append(", ".join("never" if b is None else f"{b / 1000:.0f}" for b in sent) or "–")
+        first = [_first(own[s], levels[s]) for s in shared]
+        cells.append(", ".join("never" if e is None else str(e["round"]) for e in first) or "–")
+        cells.append(", ".join("never" if e is None else f"{(e['bytes_up'] or 0) / 1000:.0f}" for e in first) or "–")
     return cells
+
+
+def _first(entries: list[dict[str, float | None]], accuracy: float) -> dict[str, float | None] | None:
+    """The first round that reaches it; rounds stand in their order, and bytes are all that were sent until then."""
+    return next((entry for entry in entries if (entry["accuracy"] or 0.0) >= accuracy), None)
 
 
 # --- outlier ----------------------------------------------------------------------------------------------------------

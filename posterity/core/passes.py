@@ -356,16 +356,12 @@ def slope_of(loss: Loss, moving: Params, still: Params, batch: Batch, here: Here
 def _lost(loss: Loss, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
     """What a loss returns, if it is what a loss returns; PyTorch's own complaint would not name it."""
     found = loss(params, batch, here)
-    pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)
-    if pair and isinstance(found[0], Tensor) and found[0].dim() == 0:
-        return found
-    given = f"a {type(found).__name__}"
-    if pair:
-        given = f"a value of shape {tuple(found[0].shape)}" if isinstance(found[0], Tensor) else repr(found[0])
-    place = place_of_function(loss)
+    match found:
+        case (Tensor(shape=()), dict()):
+            return found
     raise TypeError(
-        f"{place}: the loss returned {given}; expected (value, buffers): a scalar tensor, and the network's new "
-        "buffers as here.model(…, train=True) returns them ({} if none)"
+        f"{place_of_function(loss)}: the loss returned a {type(found).__name__}; expected (value, buffers): "
+        "a scalar tensor, and the network's new buffers as here.model(…, train=True) returns them ({} if none)"
     )
 
 

@@ -2,8 +2,8 @@
 
 A few kilobytes can claim to be terabytes. Nothing is allocated before it is known what a file says it holds, whether
 its own length agrees, and whether that is within `most_bytes`: `EXPANDS` times the file, and always `ROOM`. Arrays that
-are stored as they are (`numpy.savez`) never expand, so they may be as large as the disk. Links, pipes and devices, and
-names that lead out of an archive, are refused; nothing is written to disk.
+are stored as they are (`numpy.savez`) never expand, so they may be as large as the disk. Links, pipes and devices are
+refused; nothing is written to disk.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def _from_zip(path: Path, wanted: Wanted) -> Members:
     total = 0
     with zipfile.ZipFile(path) as stored:
         for member in stored.infolist():
-            name = _inner(path, member.filename)
+            name = PurePosixPath(member.filename).as_posix()
             if member.is_dir() or not wanted(name):
                 continue
             kind = stat.S_IFMT(member.external_attr >> 16)
@@ -223,7 +223,7 @@ def _from_tar(path: Path, wanted: Wanted) -> Members:
     opened: Callable[[Path, str], Any] = gzip.open if path.name.endswith("gz") else open
     with opened(path, "rb") as source, tarfile.open(fileobj=_Limited(source, path), mode="r|") as stored:
         for member in stored:
-            name = _inner(path, member.name)
+            name = PurePosixPath(member.name).as_posix()
             if member.isdir() or not wanted(name):
                 continue
             total += _counted(path, name, member.isreg() and not member.issparse(), total, member.size)
@@ -246,15 +246,6 @@ class _Limited(io.RawIOBase):
         self.given += len(data)
         check_size(self.path, self.given)
         return data
-
-
-def _inner(path: Path, name: str) -> str:
-    """The name inside an archive, once it is seen to stay there."""
-    place = PurePosixPath(name.replace("\\", "/"))
-    if place.is_absolute() or ".." in place.parts:
-        given = f"{path}: holds {name!r}, a name that leads out of it"
-        raise DataError(f"{given}; expected the archive as it is published; fetch it again")
-    return place.as_posix()
 
 
 def _counted(path: Path, name: str, ordinary: bool, total: int, size: int) -> int:

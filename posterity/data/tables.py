@@ -5,9 +5,7 @@ What is wrong is named by line and column. `data/user_files.py` makes a pool of 
 
 from __future__ import annotations
 
-import codecs
 import csv
-import difflib
 import io
 import math
 import re
@@ -22,20 +20,11 @@ import numpy as np
 
 from posterity.data.archives import ROOM, Array, check_file, read_file, read_npz, reading
 from posterity.data.files import PARTS, join_parts
-from posterity.data.pool import LARGEST, SHOWN, DataError, check_features, listed, tensor_of
+from posterity.data.pool import LARGEST, DataError, check_features, listed, tensor_of
 from posterity.settings.hyperparameters import nearest
 
 MISSING = ("", "nan", "na", "n/a", "null", "none")
 INDEX = re.compile(r"__index_level_\d+__")  # of rows, which pandas keeps in a Parquet file and hides when it reads
-HINTS = {  # a value that is no number, and what helps
-    r"[+-]?\d{1,3}([ '.]\d{3})+(,\d+)?": "write numbers without separators of thousands, with a point",
-    r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?": "write numbers without separators of thousands (1234), or a decimal point",
-    r"[+-]?\d+,\d+": "write decimal numbers with a point (1.5)",
-    r"[+-]?[\d.]+ ?%": "write shares without the sign (0.05)",
-    r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([ T].*)?": "a date is no quantity: give days since a first one",
-    r"(?i)true|false|yes|no": "write 1 and 0",
-    r"(?i)[^\d]*[a-z].*": "of a category, make one column of 0 and 1 for each value, or remove the column",
-}
 TARGETS, CLIENT = ("target", "y", "label"), "client"
 SUFFIXES = (".csv", ".npz", ".parquet")
 
@@ -58,32 +47,19 @@ class Sheet:
         found = np.array([_number(value) for value in self.columns[name]], dtype=np.float64)
         wrong = np.flatnonzero(~(np.abs(found) <= LARGEST))  # also nan
         if len(wrong):
-            raise self._no_number(name, int(wrong[0]))
+            row = int(wrong[0])
+            given = f"{self.place(row, name)}: {_short(self.columns[name][row])} ({len(wrong)} of {len(found)} rows)"
+            wanted = f"numbers such as 1234.5, nothing missing, nothing beyond {LARGEST:.1e}"
+            raise DataError(f"{given}; expected {wanted}; mend it, drop the row, or remove the column")
         return found
 
     def words(self, name: str) -> Array:
         """A column in which nothing is missing."""
         for row, value in enumerate(self.columns[name]):
             if value.lower() in MISSING:
-                what = f"{value!r}, which is read as a missing value" if value else "empty"
-                more = "; a class or client that is called so needs another name" if value else ""
-                raise DataError(f"{self.place(row, name)}: {what}; expected a value; fill it in or drop the row{more}")
+                given = f"{self.place(row, name)}: {value!r}, which is read as a missing value"
+                raise DataError(f"{given}; expected a value; fill it in, drop the row, or choose another name")
         return np.array(self.columns[name], dtype=np.str_)
-
-    def _no_number(self, name: str, row: int) -> DataError:
-        values = self.columns[name]
-        value = values[row]
-        blank = sum(value.lower() in MISSING for value in values)
-        if blank == len(values) > 1:
-            where = f"{self.path}, column {name}"
-            return DataError(f"{where}: no value at all in {blank} rows; expected numbers; remove the column")
-        advice = "fill it in, drop the row, or remove the column"
-        if value.lower() in MISSING:
-            advice += f" ({blank} of {len(values)} rows lack a value)" if blank > 1 else ""
-        else:
-            advice = next((hint for form, hint in HINTS.items() if re.fullmatch(form, value)), advice)
-        return DataError(f"{self.place(row, name)}: {_short(value)}; expected a number (nothing missing or infinite, "
-                         f"nothing beyond {LARGEST:.1e}); {advice}")  # fmt: skip
 
 
 def read_csv(path: Path) -> Sheet:
@@ -91,8 +67,7 @@ def read_csv(path: Path) -> Sheet:
     text = _text_of(path)
     first = text.partition("\n")[0].partition("\r")[0]
     if not first.strip():
-        what = "its first line is blank" if text.strip() else "the file is empty"
-        raise DataError(f"{path}: {what}; expected a header line with column names; remove or fill it")
+        raise DataError(f"{path}: its first line is blank; expected a header line with column names; fill it in")
     separator = max(",;\t", key=first.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     rows: list[list[str]] = []
@@ -136,16 +111,14 @@ def read_parquet(path: Path) -> Sheet:
 
 def _text_of(path: Path) -> str:
     data = read_file(path)
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise DataError(f"{path}: text in UTF-16; expected a CSV file in UTF-8; save it as UTF-8")
     try:
         text = data.decode("utf-8-sig")
-        place, what = data.find(b"\0"), "a NUL byte"
+        place = data.find(b"\0")
     except UnicodeDecodeError as error:
-        place, what = error.start, f"the byte {data[error.start]:#x}: Latin-1?"
+        place = error.start
     if place >= 0:
         line = data.count(b"\n", 0, place) + 1
-        raise DataError(f"{path}: line {line} has {what}; expected a CSV file, text in UTF-8; save it as UTF-8")
+        raise DataError(f"{path}: line {line} has the byte {data[place]:#x}; expected text in UTF-8; save it as that")
     return text
 
 
@@ -283,8 +256,5 @@ def _find(path: Path, stored: Mapping[str, Any], name: str | None, usual: tuple[
     if name is None:
         return next((candidate for candidate in usual if candidate in stored), None)
     if name not in stored:
-        possible = list(stored)
-        if len(possible) > 4 * SHOWN:
-            possible = difflib.get_close_matches(name, possible, SHOWN) or possible[:SHOWN]
-        raise DataError(f"{path}: no column {name!r} for {what}; {nearest(name, possible)}")
+        raise DataError(f"{path}: no column {name!r} for {what}; {nearest(name, stored)}")
     return name

@@ -10,7 +10,7 @@ from __future__ import annotations
 from posterity.evaluate.metrics import METRICS, Metric, Statistics, goal_of, listed_per_client
 from posterity.evaluate.ranks import RankedRows, rank
 from posterity.evaluate.scores import Scores, joined, score, zero
-from posterity.evaluate.selection import bytes_to, rounds_to, select, share_of_zeros
+from posterity.evaluate.selection import select, share_of_zeros
 from posterity.evaluate.summaries import FIGURES, fairness, per_client, summarise
 from posterity.evaluate.user_metrics import check_task, load_metrics, user_sums
 
@@ -21,7 +21,6 @@ __all__ = [
     "RankedRows",
     "Scores",
     "Statistics",
-    "bytes_to",
     "check_task",
     "fairness",
     "goal_of",
@@ -30,7 +29,6 @@ __all__ = [
     "load_metrics",
     "per_client",
     "rank",
-    "rounds_to",
     "score",
     "select",
     "share_of_zeros",

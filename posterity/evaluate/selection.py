@@ -1,15 +1,11 @@
-"""Which round a table shows, where a score stops being one, and what a result cost.
+"""Which round a table shows, and where a score stops being one.
 
 Every rule of selection sees the same run, and a table must name the one it used. An entry is `{"round", "validation",
 "test", "held"}`: the metric on the half that chooses, on the half that is reported, and on both together. `validated`
 is honest; `paper` chooses and reports on the same rows, as most papers do: optimistic, for comparison with printed
 tables; `last` chooses nothing.
 
-A cost is rounds and bytes until an accuracy is reached, from a history of `{"round", "accuracy", "bytes_up",
-"bytes_down"}`. Bytes are *cumulative*: all that was sent by (up) and to (down) the clients from the start up to and
-including that round. Rounds without an evaluation may be left out or have an accuracy of None or nan.
-
-`experiment/result.py` and `report/table.py` make entries and histories of a run's lines.
+`experiment/result.py` and `report/table.py` make entries of a run's lines.
 """
 
 from __future__ import annotations
@@ -69,22 +65,6 @@ def diverged_nll(classes: int) -> float:
     No network that learnt anything is so sure and so wrong.
     """
     return 1e3 * math.log(max(classes, 2))
-
-
-def rounds_to(history: Sequence[Entry], accuracy: float) -> int | None:
-    """The first round whose accuracy is at least `accuracy`, or None if there is none."""
-    entry = _first(history, accuracy)
-    return None if entry is None else _round(entry)
-
-
-def bytes_to(history: Sequence[Entry], accuracy: float) -> int | None:
-    """Bytes sent in both directions until the first round whose accuracy is at least `accuracy`, or None."""
-    entry = _first(history, accuracy)
-    return None if entry is None else int(_value(entry, "bytes_up") + _value(entry, "bytes_down"))
-
-
-def _first(history: Sequence[Entry], accuracy: float) -> Entry | None:
-    return min((entry for entry in history if _value(entry, "accuracy") >= accuracy), key=_round, default=None)
 
 
 def share_of_zeros(tree: Tree) -> float:

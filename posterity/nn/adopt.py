@@ -104,10 +104,7 @@ def refuse_draws(module: nn.Module, name: str, x: Tensor) -> None:
     _called(module, x, train=True)
     if global_generators() == before:
         return
-    rates = {n: getattr(layer, "dropout", None) for n, layer in module.named_modules()}
-    layers = {n: rate for n, rate in rates.items() if isinstance(rate, float) and rate > 0}
-    found = [_drawing(n, module.get_submodule(n), rate) for n, rate in layers.items()]
-    where = "; ".join(found or unstackable(module)) or "its forward"
+    where = "; ".join(unstackable(module)) or "its forward"
     raise ValueError(
         f"the network {name!r} draws random numbers by itself in training ({where}), so that the same seed would not "
         "give the same bits: use nn.Dropout layers, which are replaced by keyed ones"
@@ -122,10 +119,6 @@ def sample_rows(x: Tensor | None, shape: tuple[int, ...]) -> Tensor:
     ends = [int(flat.amin(1).argmin()), int(flat.amax(1).argmax())] if flat.shape[1] else []
     rows = x[[0, min(1, len(x) - 1), *ends]].cpu()
     return torch.where(rows.isfinite(), rows, 0)  # data that are missing
-
-
-def _drawing(name: str, layer: nn.Module, rate: float) -> str:
-    return f"{name}: {type(layer).__name__} with dropout={rate:g}; set {name}.dropout = 0.0"
 
 
 def _called(module: nn.Module, x: Tensor, train: bool = False) -> Any:

@@ -30,19 +30,13 @@ def doses(path: Path, *values: object) -> str:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("nan", r"a.csv, column dose: no value at all in 30 rows; .*remove the column"),
-        ("", r"a.csv, column dose: no value at all"),
-        ('"1,234"', r"'1,234'.*without separators of thousands \(1234\)"),
-        ('"1,5"', r"'1,5'.*decimal numbers with a point"),
-        ("1.234.567", r"without separators of thousands"),
-        ("1_5", r"'1_5'; expected a number"),
-        ("5%", r"'5%'.*without the sign"),
-        ("2020-01-02", r"a date is no quantity: give days since"),
-        ("03/04/2020 10:11", r"a date is no quantity"),
-        ("True", r"write 1 and 0"),
-        ("male", r"of a category, make one column of 0 and 1 for each value"),
+        ("nan", r"a.csv, line 2, column dose: 'nan' \(30 of 30 rows\); .*remove the column"),
+        ("", r"a.csv, line 2, column dose: '' \(30 of 30 rows\)"),
+        ('"1,5"', r"'1,5' .*expected numbers such as 1234.5"),
+        ("1_5", r"'1_5' .*expected numbers"),
+        ("male", r"'male' .*expected numbers"),
         ("1e39", r"'1e39'.*nothing beyond 3.4e\+38"),
-        ("-inf", r"'-inf'; expected a number"),
+        ("-inf", r"'-inf' .*expected numbers"),
         ("1" * 200_000, r"line 2: field larger than field limit"),
     ],
 )
@@ -53,7 +47,7 @@ def test_values_that_are_no_numbers_say_what_helps(tmp_path: Path, value: str, m
 
 
 def test_a_few_blanks_are_counted(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"line 4, column dose: ''.*\(10 of 30 rows lack a value\)"):
+    with pytest.raises(DataError, match=r"line 4, column dose: '' \(10 of 30 rows\)"):
         load(doses(tmp_path / "a.csv", 1, 2, ""))
 
 
@@ -67,9 +61,9 @@ def test_lines_are_those_of_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ("client,target,age\n0,1,3\n".encode("utf-16"), "text in UTF-16; expected a CSV file in UTF-8"),
-        ("client,target,age\n0,é,3\n".encode("latin-1"), r"line 2 has the byte 0xe9: Latin-1\?"),
-        (b"client,target,age\n0,a\0b,3\n", "line 2 has a NUL byte"),
+        ("client,target,age\n0,1,3\n".encode("utf-16"), "line 1 has the byte 0xff; expected text in UTF-8"),
+        ("client,target,age\n0,é,3\n".encode("latin-1"), "line 2 has the byte 0xe9; expected text in UTF-8"),
+        (b"client,target,age\n0,a\0b,3\n", "line 2 has the byte 0x0; expected text"),
         (b'client,target,age\n0,"1,3\n0,1,4\n', "quotation marks are closed"),
         (b"client,target,age,age,dose,dose\n", r"has 'age', 'dose' more than once"),
         (b",client,target\n0,1,2\n", "column 1 of the header has no name.*an index that a program wrote"),

@@ -65,7 +65,11 @@ MISTAKES = {
         LOSS.replace(", buffers", ""),
         r"in loss: the loss returned a Tensor; expected \(value, buf",
     ),
-    "loss of a batch": (LOSS, LOSS.replace("return value", "return far + batch.mask"), r"a value of shape \(\d+,\)"),
+    "loss of a batch": (
+        LOSS,
+        LOSS.replace("return value", "return far + batch.mask"),
+        r"the loss returned a tuple; expected \(value, buffers\): a scalar",
+    ),
     "wrong shape": (LOSS, LOSS.replace("far,", "far * (batch.x @ batch.x),"), "raised RuntimeError: .*(shape|size)"),
     "no state": (
         COMBINED,

@@ -244,12 +244,9 @@ class Noisy(Plain):
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: Attending(0.1), r"attend: MultiheadAttention with dropout=0.1; set attend.dropout = 0.0"),
-        (
-            lambda: Encoder(0.1),
-            r"encoder.self_attn: MultiheadAttention with dropout=0.1; set encoder.self_attn.dropout = 0.0",
-        ),
-        (lambda: Recurrent(nn.GRU, num_layers=2, dropout=0.2), r"rnn: GRU with dropout=0.2"),
+        (lambda: Attending(0.1), "attend: MultiheadAttention draws from the global generator"),
+        (lambda: Encoder(0.1), "encoder.self_attn: MultiheadAttention draws from the global generator"),
+        (lambda: Recurrent(nn.GRU, num_layers=2, dropout=0.2), "rnn: GRU runs a fused kernel"),
         (Noisy, r"its forward"),
     ],
 )
