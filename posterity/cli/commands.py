@@ -67,10 +67,10 @@ def conclude(folder: Path, output: Output) -> None:
 def write_page(folder: Path, out: Path | None, output: Output) -> None:
     from posterity.cli.terminal import show_runs
     from posterity.report import write_report
-    from posterity.runs.folder import reported
+    from posterity.runs.folder import check_finished
 
-    with reported(folder):
-        page = write_report(folder, out, output.show)
+    check_finished(folder)
+    page = write_report(folder, out, output.show)
     show_runs(folder, output, page)
 
 

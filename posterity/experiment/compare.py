@@ -15,12 +15,11 @@ from __future__ import annotations
 import os
 import shlex
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -157,30 +156,13 @@ def compare_runs(
     tasks.sort(key=lambda task: seeds.index(task.config.seed))  # the first seed of all methods, then the second
     threads = threads or _share(jobs, len(planned) * (1 if together else len(seeds)))
     plan = {"methods": names, "seeds": seeds, "config": to_toml(config), "together": together}
-    with _written(out, {**plan, "jobs": jobs, "threads": threads}, [run for _, runs in planned for run in runs]):
-        execute(tasks, watching, jobs, threads)
-
-
-@contextmanager
-def _written(out: Path, plan: Mapping[str, Any], runs: Sequence[Run]) -> Iterator[None]:
-    """The plan in its folder; what was there before, if a mistake let no run begin."""
-    new, before = not out.exists(), files.read_regular(out / PLAN) if (out / PLAN).exists() else None
     make_folder(out)
     with disk_explained(out):
-        files.write_json(out / PLAN, plan)
+        files.write_json(out / PLAN, {**plan, "jobs": jobs, "threads": threads})
     try:
-        yield
+        execute(tasks, watching, jobs, threads)
     except WorkerLost as lost:
         raise WorkerLost(f"{lost}; go on with: posterity resume {shlex.quote(str(out))}") from lost
-    except ValueError:
-        begun = any((path / CONFIG).exists() for path, _ in runs)
-        if not begun and before is not None:
-            files.write_atomic(out / PLAN, before)
-        elif not begun:
-            (out / PLAN).unlink()
-            with suppress(OSError):  # somebody else has put something there
-                out.rmdir() if new else None
-        raise
 
 
 def _share(jobs: int, tasks: int) -> int:

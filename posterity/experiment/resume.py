@@ -169,15 +169,10 @@ def _check_network(before: Mapping[str, Any], now: Mapping[str, Any], out: Path)
         + (f", {told['frozen']['numbers']:,} of them frozen" if told.get("frozen") else "")
         for told in (before, now)
     )
-    if was == here:
-        raise ValueError(
-            f"{out} was begun with other weights of the network {was}: a module that is handed over keeps the weights "
-            "that it comes with, and frozen ones are never saved. Give it those that it had (load_state_dict), or "
-            "begin again with its class"
-        )
     raise ValueError(
-        f"{out} was run with the network {was}; here it is {here}: hand over the one that it had "
-        "(posterity.load(folder, model=…)); if the file that makes it was changed, put the old one back"
+        f"{out} was begun with the network {was}; here it is {'one with other weights' if was == here else here}: hand "
+        "over the one that it had, with the weights that it came with (posterity.load(folder, model=…)); if the file "
+        "that makes it was changed, put the old one back"
     )
 
 

@@ -86,20 +86,6 @@ def layers(spec: str, method: Any) -> list[tuple[str, Any]]:
     return [*trainings, ("", method), *reversed(found)]
 
 
-def tell_space(name: str, spec: str, given: Iterable[str] = ()) -> str:
-    """In a sentence: what is searched of a method, what of its own fields is not, and how a range is declared."""
-    given = set(given)
-    searched = [each.name for each in search_space(spec, given)]
-    fixed = [(f"{prefix}{knob.name}", knob.name, getattr(layer, knob.name))
-             for prefix, layer in layers(spec, methods.build(spec)) if not isinstance(layer, Training)
-             for knob in knobs(type(layer)) if knob.search is None and knob.kind is not Training]  # fmt: skip
-    rest = {full: value for full, short, value in fixed if not given & {full, short}}
-    said = f"{name}: searched {', '.join(searched) or 'nothing'}"
-    said += f"; not searched {told(rest)}" if rest else ""
-    return said + ('; a field of yours is searched that says where: hyper(0.5, "…", search=(0.1, 0.9, "linear"))'
-                   if rest and ":" in spec else "")  # fmt: skip
-
-
 def limits(knob: Knob) -> tuple[float, float, str] | None:
     """The range of a setting that is searched; None where some values are tried."""
     search = knob.search or ()
@@ -247,7 +233,6 @@ def tune(
     for variant, each in runs:
         name, path = variant.name, out / f"{variant.folder}.jsonl"
         begin_method(each, name, path)
-        tell(tell_space(name, variant.method, _given(each)))
         trials = tune_method(each, name, budget, path, suggest, score, tell)
         chosen = best(trials, budget.seeds)
         if chosen is None:
@@ -268,6 +253,7 @@ def tune_method(
     Those beyond the budget, of a larger search before, do not count: other methods did not get them.
     """
     space = search_space(config.method, _given(config))
+    tell(f"{name}: searched {', '.join(each.name for each in space) or 'nothing'}")
     first = {each.name: each.default for each in space}
     count = budget.trials if space else 1  # without anything to tune, the defaults are all there is
     for number in range(count):

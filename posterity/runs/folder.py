@@ -237,9 +237,8 @@ def recover_lines(path: Path, facts: Mapping[str, Any], begun: bool, cut: bool) 
 
 
 # --- disks -------------------------------------------------------------------------------------------------------
-@contextmanager
-def reported(folder: Path) -> Iterator[None]:
-    """Verify what finished runs in or under a folder hold, before it is reported; a page may be written elsewhere."""
+def check_finished(folder: Path) -> None:
+    """Verify what finished runs in or under a folder hold."""
     check_files(folder)
     for path in sorted(folder.rglob(RUN)) if folder.is_dir() else ():
         check_files(path.parent)
@@ -247,13 +246,6 @@ def reported(folder: Path) -> Iterator[None]:
         for name in (CONFIG, METRICS) if facts.get("status") == "finished" else ():
             if files.checksum_of(path.parent / name) != facts.get("checksums", {}).get(name):
                 raise files.damaged(path.parent / name)
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in FULL + CLOSED:
-            raise
-        raise ValueError(f"the page cannot be written to {folder} ({error.strerror}): the runs are as they were; give "
-                         f"another place (posterity report {folder} --out PAGE.html)") from error  # fmt: skip
 
 
 def make_folder(folder: Path) -> None:

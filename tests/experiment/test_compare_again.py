@@ -142,27 +142,6 @@ def test_what_an_earlier_comparison_began_goes_on_too(tmp_path, planned):
     assert go() == [tmp_path / "fedper" / "seed-0", *paths[:2]]
 
 
-MISTAKES = [({"dataset": "nope"}, "dataset 'nope' is not known"), ({"model": "nope", "set": {}}, "no model 'nope'"),
-            ({"clients": 4000}, "4000 clients and 270 rows")]  # fmt: skip
-
-
-@pytest.mark.parametrize(("given", "said"), MISTAKES, ids=[next(iter(given)) for given, _ in MISTAKES])
-def test_a_mistake_that_the_first_run_finds_leaves_no_plan(given, said, tmp_path):
-    go = lambda out, more, names: compare_runs(replace(BASE, **more), names, [0], out, quiet)  # noqa: E731
-    with pytest.raises(ValueError, match=said):
-        go(tmp_path / "new", given, ["local"])
-    assert not (tmp_path / "new").exists()
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=said):
-        go(tmp_path / "empty", given, ["local"])
-    assert list((tmp_path / "empty").iterdir()) == []
-    go(tmp_path / "old", {}, ["fedavg"])
-    plan = (tmp_path / "old" / "comparison.json").read_bytes()
-    with pytest.raises(ValueError, match=said):
-        go(tmp_path / "old", given, ["local"])
-    assert (tmp_path / "old" / "comparison.json").read_bytes() == plan
-
-
 def test_what_was_begun_keeps_its_plan(tmp_path):
     """A diverging method, say, ends a comparison in the middle: it is gone on with once that is mended."""
 

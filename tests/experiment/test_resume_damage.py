@@ -94,8 +94,8 @@ def test_the_report_notices_it_too(name, made, tmp_path):
     path = out / name
     data = path.read_bytes()
     path.write_bytes(data.replace(b"1", b"2", 1))
-    with pytest.raises(ValueError, match=r"not as it was written"), run_folder.reported(out):
-        pytest.fail("it was reported")
+    with pytest.raises(ValueError, match=r"not as it was written"):
+        run_folder.check_finished(out)
 
 
 # --- torn and mixed copies ---------------------------------------------------------------------------------------
@@ -117,8 +117,8 @@ def test_a_finished_run_whose_checkpoint_is_torn_is_finished_again(made, ends, t
     shutil.copytree(out, tmp_path / "killed")
     assert take_up(out).kind == "remarked"
     assert remains(out) == ends["memory"]
-    with run_folder.reported(out):
-        assert files.read_json(out / run_folder.RUN)["status"] == "finished"
+    run_folder.check_finished(out)
+    assert files.read_json(out / run_folder.RUN)["status"] == "finished"
     with every_round(stop_in=4), pytest.warns(UserWarning, match="the checkpoint before it is used"):
         run.resume_run(tmp_path / "killed")
     assert "status" not in files.read_json(tmp_path / "killed" / run_folder.RUN)
@@ -318,8 +318,8 @@ def test_a_run_on_a_disk_that_may_only_be_read(store, made, small_disk, tmp_path
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     assert posterity.load(small_disk / "run").round == 4
     write_report(small_disk / "run", tmp_path / "page.html")
-    told = pytest.raises(ValueError, match=r"posterity report .* --out")
-    with told, run_folder.reported(small_disk / "run"):
+    run_folder.check_finished(small_disk / "run")
+    with pytest.raises(ValueError, match=r"posterity report .* --out"):
         write_report(small_disk / "run")
     with pytest.raises(ValueError, match=r"cannot be written .*not at its end"):
         posterity.load(small_disk / "cut")

@@ -239,5 +239,5 @@ def test_another_network_is_refused_when_they_go_on(tmp_path):
     with torch.no_grad():
         net[1].bias += 1
     other = posterity.models.wrap(net, "1", 10, shape=(1, 8, 8), fresh=False)
-    with pytest.raises(ValueError, match="was begun with other weights of the network"):
+    with pytest.raises(ValueError, match="here it is one with other weights"):
         posterity.run_seeds([0, 3], "fedavg", model=other, **short)

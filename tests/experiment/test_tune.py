@@ -26,7 +26,6 @@ from posterity.experiment.tune import (
     read_trials,
     rounded,
     search_space,
-    tell_space,
     tune,
     validation_score,
     with_tuned,
@@ -233,18 +232,13 @@ def test_other_values_of_the_data_are_refused(tmp_path):
         tune(own, ["fedavg"], Budget(3), out, along, fake_score(seen))
 
 
-def test_it_says_what_is_searched_and_what_is_not(tmp_path, monkeypatch):
+def test_it_says_what_is_searched(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own_to_search.py").write_text(OWN)
     told = []
     tune(BASE, ["own_to_search:Own[server_lr=0.9]"], Budget(2), tmp_path, along, fake_score([]), told.append)
-    assert told[0] == (
-        "own_to_search:Own[server_lr=0.9]: searched local.lr; not searched beta=0.5; a field of yours is searched that "
-        'says where: hyper(0.5, "…", search=(0.1, 0.9, "linear"))'
-    )
-    assert tell_space("fedprox", "fedprox", ["local.lr"]).startswith("fedprox: searched mu")
-    assert "hyper(" not in tell_space("fedprox", "fedprox")
+    assert told[0] == "own_to_search:Own[server_lr=0.9]: searched local.lr"
 
 
 def test_what_came_to_nothing_is_never_the_best():
