@@ -16,6 +16,7 @@ import torch
 
 import posterity
 from posterity.evaluate import per_client, score
+from posterity.experiment.models import carry_of
 from posterity.papers.figures import catalogue, draw_figure, figures
 from posterity.papers.figures.drawing import KINDS, PARTITION
 from posterity.papers.figures.features import scatter_ratio
@@ -280,7 +281,9 @@ def test_features_of_personal_models_are_the_clients_own(tmp_path):
     rows = [federation.test.client(k) for k in range(3)]
     pieces = []
     for k in range(3):
-        params = delivery.models.carry(k).params  # fine-tuned, so every client has its own base
+        params = carry_of(
+            {name: leaf[k] for name, leaf in delivery.models.items()}
+        ).params  # fine-tuned, so every client has its own base
         pieces.append(result.setup.sim.model.features(params, federation.x[rows[k]])[0])
     expected = scatter_ratio(torch.cat(pieces), federation.y[torch.cat(rows)])
     assert made.numbers["methods"][0]["scatter_ratio"] == [pytest.approx(expected, rel=1e-5)]

@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 
 from posterity.experiment.result import Result
 from posterity.papers.figures.catalogue import Figure
-from posterity.papers.figures.features import COLOURS, MOST, PERPLEXITY, arrange, held_features, mark, square_scales
+from posterity.papers.figures.features import COLOURS, MOST, arrange, held_features, mark, square_scales
 from posterity.papers.figures.material import FigureDrawing, Material, read_models, spread_text
 from posterity.papers.figures.sheet import Panel
 from posterity.papers.figures.toy import predicted_heads
@@ -93,7 +93,7 @@ def _plane(z: Tensor, y: Tensor, predicted: Predicted) -> str:
         normalize(rows.double()) for rows in (z[some] - z.mean(0), predicted.drawn, predicted.learned)
     )
     kept = torch.tensor(thin(range(len(drawn)), MOST - FEATURES - len(learned)))
-    at, _ = arrange(torch.cat([seen, drawn[kept], learned]), PERPLEXITY)
+    at, _ = arrange(torch.cat([seen, drawn[kept], learned]))
     canvas = Canvas(SIDE, SIDE, "Classifiers among features")
     across, up = square_scales(at, SIDE)
     canvas.add("rect", "frame", x=0.5, y=0.5, width=SIDE - 1, height=SIDE - 1)
