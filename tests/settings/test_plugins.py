@@ -89,7 +89,7 @@ def test_stray_files_do_not_stand_in_for_libraries(tmp_path: Path) -> None:
     for name in ("torch", "numpy", "rich", "typer", "scipy", "random", "tempfile"):
         (tmp_path / f"{name}.py").write_text(TRAP)
     env = {**os.environ, "PYTHONPATH": str(ROOT), search_path.SAFE: ""}
-    done = subprocess.run([sys.executable, "-m", "posterity", "version"], cwd=tmp_path, env=env, capture_output=True,
+    done = subprocess.run([sys.executable, "-m", "posterity", "--version"], cwd=tmp_path, env=env, capture_output=True,
                           text=True, check=False)  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
 
