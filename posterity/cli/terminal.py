@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column as RichColumn
 from rich.table import Table
 
 from posterity.cli.flags import Output
@@ -232,13 +231,10 @@ def say_sentence(*texts: str) -> None:
         console.print(label(text))
 
 
-def ruled_table(title: str, *heads: str) -> Table:
-    """An empty table whose cells are folded where they are too long, and never cut."""
-    return Table(*(RichColumn(head, overflow="fold") for head in heads), title=title, title_justify="left")
-
-
 def print_rows(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    table = ruled_table(title, *heads)
+    table = Table(title=title, title_justify="left")
+    for head in heads:
+        table.add_column(head, overflow="fold")  # never cut
     for row in rows:
         table.add_row(*(label(str(cell)) for cell in row))
     console.print(table)

@@ -123,7 +123,7 @@ def passes_at(setting: Setting, point: str, epochs: int | None) -> tuple[Passes,
     return setting.passes() if point == "trained" else (), (*adapt, *setting.prepare())
 
 
-# --- the steps of a visit --------------------------------------------------------------------------------------------
+# --- the steps of a visit
 def make_here(
     setting: Setting, client: Tensor, count: Any, round: Tensor, key: Tensor, shared: Shared, own: Own
 ) -> Here:
@@ -186,7 +186,7 @@ def answer(setting: Setting, here: Here, carry: Carry, x: Tensor) -> Tensor:
     return torch.cat([setting.method.predict(carry, some, at(here, number)) for number, some in pieces])
 
 
-# --- what a server without data can know of a message before it arrives ---------------------------------------------
+# --- what a server without data can know of a message before it arrives
 def site_without_data(
     setting: Setting, visits: Tensor, client: Tensor, shape: Sequence[int], task: Task, integers: bool = False
 ) -> Site:

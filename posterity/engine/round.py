@@ -95,7 +95,7 @@ def judge(
     numbers = {name: float(value) for name, value in report.items()}
     why, numbers = json.loads(processes.broadcast(json.dumps([why, numbers]), root))
     if why:
-        return state, server.rolled_back(log, server.unusable(why))
+        return state, server.rolled_back(log, server.UNUSABLE + why)
     after = processes.broadcast_tree(after, root)
     if server.has_grown(after, state):  # then the cohort tries whether it could go on from there
         tried = visit(sim, engine, after, store, cohort, round + 1)

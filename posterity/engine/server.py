@@ -30,6 +30,7 @@ from posterity.engine.client import Visit
 
 USABLE = 2.0**64
 TOO_LARGE = "the round cannot be used with it: it holds a number of magnitude {:.3g}, far beyond the others'"
+UNUSABLE = "the state after it cannot be used: "
 STUCK = "no client could go on from the state after it"
 FAR = 1e3  # times larger: a message than most of its round, a state or a loss than the one before
 # how `combine` says that it cannot
@@ -205,10 +206,6 @@ def _reason(size: float) -> str:
 
 def rolled_back(log: RoundLog, why: str) -> RoundLog:
     return replace(log, accepted=0, rolled_back=why)
-
-
-def unusable(why: str) -> str:
-    return f"the state after it cannot be used: {why}"
 
 
 def goes_on(now: RoundLog, then: RoundLog) -> bool:

@@ -44,7 +44,7 @@ class Store:
         tree_map(lambda table, leaf: table.index_copy_(0, clients, leaf.to(table)), self.rows, rows)
         self.known[clients.cpu()] = True
 
-    # --- checkpoints ---------------------------------------------------------------------------------------------
+    # --- checkpoints
     def prepare(self) -> Tree:
         """Make sure that nothing is lost, and return what the checkpoint must hold itself; None if nothing."""
         return self.rows

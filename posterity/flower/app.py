@@ -50,7 +50,7 @@ BYTES, WRONG = "posterity", "error"  # names of records in a message
 PAUSE = 0.2  # seconds between two looks for replies
 
 
-# --- the server --------------------------------------------------------------------------------------------------
+# --- the server
 @dataclass(frozen=True)
 class GridExchange:
     grid: Grid
@@ -116,7 +116,7 @@ def _show(line: dict[str, Any]) -> None:
         print(plain(line.get("text") or f"{line['client']}: {line['reason']}"), flush=True)
 
 
-# --- a site ------------------------------------------------------------------------------------------------------
+# --- a site
 def reply_to(message: Message, context: Context) -> Message:
     """A site's part: it answers, or says why not; what may know its data stays in its own log."""
     try:
@@ -163,7 +163,7 @@ def _round(message: Message) -> int:
     return 0
 
 
-# --- bytes in Flower's records -----------------------------------------------------------------------------------
+# --- bytes in Flower's records
 def _packed(data: bytes) -> RecordDict:
     array = Array(dtype="uint8", shape=(len(data),), stype="posterity", data=data)
     return RecordDict({BYTES: ArrayRecord({"bytes": array})})

@@ -66,7 +66,7 @@ def decode(data: bytes, template: Tree, agreed: str = "", finite: bool = True) -
     return tree
 
 
-# --- what travels of a tree ------------------------------------------------------------------------------------------
+# --- what travels of a tree
 class _Walk:
     """One way through a tree for both directions; `leaf` writes a leaf, or reads it."""
 
@@ -202,7 +202,7 @@ def _below(path: str, name: str) -> str:
     return f"{path}/{name}" if path else name
 
 
-# --- bytes -----------------------------------------------------------------------------------------------------------
+# --- bytes
 @dataclass(frozen=True)
 class Header:
     fingerprint: str

@@ -152,7 +152,7 @@ def _roster(saved: dict[str, Any]) -> Roster:
     return Roster(clients, {name: number for name, (number, _, _) in numbered.items()}, gone=dict(saved["gone"]))
 
 
-# --- run.json --------------------------------------------------------------------------------------------------------
+# --- run.json
 def begin_facts(server: Server, notes: list[str]) -> None:
     config, agreement = server.config, server.agreement
     method = agreement.method
@@ -201,7 +201,7 @@ def _federation(server: Server) -> dict[str, Any]:
     }
 
 
-# --- its end ---------------------------------------------------------------------------------------------------------
+# --- its end
 def finish(server: Server) -> None:
     """The scores of the last round; of a run that has ended, those that lack."""
     again, before = server.finished, set(server.lacking)
@@ -231,7 +231,7 @@ def finish(server: Server) -> None:
     server.finished = True
 
 
-# --- who leaves ------------------------------------------------------------------------------------------------------
+# --- who leaves
 FORGOTTEN, NEVER = "", "the method cannot tell what is its part of the state"
 
 

@@ -31,7 +31,7 @@ EvaluationPoint = tuple[str, int, int]  # point, round, epochs
 LONGEST = 64  # points that are scored at once
 
 
-# --- to one client ---------------------------------------------------------------------------------------------------
+# --- to one client
 @dataclass(frozen=True)
 class ClientQuestion:
     ask: str
@@ -90,7 +90,7 @@ def _is_point(given: Any) -> bool:
     return is_triple and given[0] in POINTS and _is_count(given[1], 1) and _is_count(given[2], 0)
 
 
-# --- to all clients of a round, and their replies ---------------------------------------------------------------------
+# --- to all clients of a round, and their replies
 @dataclass(frozen=True)
 class Reply:
     scores: dict[EvaluationPoint, PointScores]

@@ -38,7 +38,7 @@ MOST = 2**40  # rows: more is a mistake
 Line = dict[str, Any]
 
 
-# --- the site ----------------------------------------------------------------------------------------------------
+# --- the site
 def scored_rows(outputs: Tensor, y: Tensor, kind: SampleSpec) -> Scored:
     offsets, classes = torch.tensor([0, len(y)]), len(kind.classes)
     ranks = rank(outputs, y, offsets) if kind.task == "classification" and classes == 2 else None
@@ -90,7 +90,7 @@ def _extra_metrics(classes: int, least: int) -> list[Metric]:
     return [m for m in METRICS if m.fits(task, classes) and not (m.row_mean or (least == 1 and m.source == "sums"))]
 
 
-# --- the server --------------------------------------------------------------------------------------------------
+# --- the server
 @dataclass(frozen=True)
 class PartScores:
     """What a client said of one part: sums, and metrics that do not follow from them."""

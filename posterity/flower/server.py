@@ -52,7 +52,7 @@ from posterity.settings.config import Config
 SECRET = "server.secret"  # in the server's folder
 
 
-# --- what is drawn ---------------------------------------------------------------------------------------------------
+# --- what is drawn
 def read_key(folder: Path, method: Any, seed: int, begun: bool) -> Tensor:
     """The key of what a run's server draws: of its seed, or of its secret."""
     if not method.secret:
@@ -68,7 +68,7 @@ def read_key(folder: Path, method: Any, seed: int, begun: bool) -> Tensor:
     return make_key(int(text, 16))
 
 
-# --- rounds ----------------------------------------------------------------------------------------------------------
+# --- rounds
 Watch = Callable[[Line], None]
 ScoresByName = dict[str, dict[EvaluationPoint, PointScores]]
 LEAVES, ABSENT = "it leaves, by its own wish", "its site is not there"
@@ -203,7 +203,7 @@ class Server:
     def due(self, round: int) -> bool:
         return round > 0 and (round % self.config.every == 0 or round == self.config.rounds)
 
-    # --- its end -------------------------------------------------------------------------------------------------
+    # --- its end
     def close_round(self, request: RoundQuestions, visited: engine.Accumulator) -> tuple[State, engine.RoundLog]:
         """The state after a round, and its log; if it cannot be used, all stays as it was."""
         after, log = self.commit(request, visited)
@@ -230,7 +230,7 @@ class Server:
         except ValueError as error:  # of messages that are right one by one: all weights are 0
             why = str(error)
         if why:
-            return self.state, engine.rolled_back(log, engine.unusable(why))
+            return self.state, engine.rolled_back(log, engine.UNUSABLE + why)
         suspicious = engine.has_grown(after, self.state) and not self.agreement.method.secret
         if suspicious and not engine.goes_on(log, self.tried(request, after)):
             return self.state, engine.rolled_back(log, engine.STUCK)
@@ -248,7 +248,7 @@ class Server:
         visited = self.collect(trial, [self.roster.clients[name] for name in self.needed(request)[0]])
         return visited.log(trial.round, len(trial.cohort))
 
-    # --- its lines -----------------------------------------------------------------------------------------------
+    # --- its lines
     def named(self, refused: Sequence[engine.Refusal]) -> list[tuple[str, str]]:
         names = {number: name for name, number in self.roster.numbers.items()}
         return [(names[each.client], each.reason) for each in refused]

@@ -98,7 +98,7 @@ def _number(given: Mapping[str, Any], name: str, kind: type, least: int, what: s
     return found
 
 
-# --- whether a run goes on -------------------------------------------------------------------------------------------
+# --- whether a run goes on
 FREE = settings_where(lambda use: use.changes in ("sample", "rounding", "nothing"))
 COMPARED = settings_where(lambda use: use.changes in ("data", "division", "cohort", "scores"))
 

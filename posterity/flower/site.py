@@ -206,7 +206,7 @@ def _scored(found: Opened, least: int, point: str, round: int, epochs: int) -> d
     return {"point": point, "round": round, "epochs": epochs, **tables}
 
 
-# --- its wish to leave ----------------------------------------------------------------------------------------------
+# --- its wish to leave
 def is_leaving(place: Path, trial: bool) -> bool:
     """Whether a request is answered with the wish; a trial belongs to the round before."""
     return (place / LEFT).exists() or ((place / WISH).exists() and not trial)
@@ -252,7 +252,7 @@ def _refuse_left(place: Path) -> None:
         raise ValueError(f"{place} has left for good, in round {left_in(place)}; its own model is still here")
 
 
-# --- its own model at work ------------------------------------------------------------------------------------------
+# --- its own model at work
 UNSCORED = "this method is scored as trained: the model was trained once more, and no score of the run is of it"
 NO_LATER = "no score of the run is of this model: the client left or was away, or the run was stopped"
 

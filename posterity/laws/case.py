@@ -183,7 +183,7 @@ def _growth(case: Case) -> float:
     return max(JITTER, largest_gap((one.state, one.rows), (two.state, two.rows))[0])
 
 
-Change = Callable[[Tensor, Message, Personal], tuple[Message, Personal]]
+Change = Callable[[Tensor, Message, Personal], tuple[Message, Personal]] | None
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ class Spy:
 
     engine: Engine
     seen: list[tuple[Tensor, Message, Personal]]
-    change: Change | None = None
+    change: Change = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)  # everything else is the engine's
@@ -248,13 +248,7 @@ class Spy:
 
 
 def one_round(
-    sim: Simulation,
-    engine: str,
-    state: Tree,
-    store: Store,
-    cohort: Sequence[int],
-    number: int,
-    change: Change | None = None,
+    sim: Simulation, engine: str, state: Tree, store: Store, cohort: Sequence[int], number: int, change: Change = None
 ) -> RoundHistory:
     """One round; `store` is written to, as the engine does."""
     seen: list[tuple[Tensor, Message, Personal]] = []

@@ -71,7 +71,7 @@ def looked_at(name: str, function: Callable[..., Any], *args: Any) -> Any:
     return answer
 
 
-# --- what is wrong with an answer, in words; nothing if it is right -------------------------------------------------
+# --- what is wrong with an answer, in words; nothing if it is right
 def _wrong_state(state: Any, model: Any, *_: Any) -> str:
     held = getattr(state, "params", None)
     if not isinstance(held, dict) or not set(model.leaves) <= set(held):

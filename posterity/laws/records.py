@@ -24,7 +24,6 @@ from posterity.laws.case import (
     RoundHistory,
     assert_close,
     assert_same_bits,
-    copied,
     history,
     one_round,
     outputs,
@@ -237,7 +236,7 @@ def law_resume(case: Case) -> None:
         named = load(save({**stored, "known": store.known}))
         fresh, again = first_state(sim), Store(case.federation.members)
         state = tree_filled(fresh, {n: named[f"state:{n}"] for n, _ in tree_named(fresh)})
-        again.rows = tree_filled(copied(store.rows), {n: named[f"rows:{n}"] for n, _ in tree_named(store.rows)})
+        again.rows = tree_filled(store.rows, {n: named[f"rows:{n}"] for n, _ in tree_named(store.rows)})
         again.known = named["known"]
         done = one_round(sim, "stacked", state, again, COHORTS[number - 1], number)
         straight = made.at(number)
