@@ -18,8 +18,10 @@ from __future__ import annotations
 
 from posterity.core.common import (
     PREFIX,
+    adapt_plainly,
     as_second,
     averaged,
+    combine_mean,
     count_labels,
     first_network,
     first_of,
@@ -33,6 +35,7 @@ from posterity.core.common import (
     sum_classes,
     sum_features,
     weighted,
+    zeros,
 )
 from posterity.core.gaussian import Gaussian, cholesky, exact_products, kl, matvec
 from posterity.core.likelihood import NOISE, masked_mean, mixture, one_hot, pointwise

@@ -1,6 +1,8 @@
 """What unrelated methods share.
 
     weighted, averaged         the usual message and server: the mean of what clients send, weighted by their samples
+    combine_mean               `combine` of that server
+    adapt_plainly              `adapt` of a method that adds something to the loss
     sum_classes and relatives  sums over a client's samples, class by class: for prototypes, centroids, balanced losses
     proximal                   the model around a centre that fits a batch
     as_second and relatives    a second network in one visit
@@ -16,14 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from posterity.core.likelihood import one_hot
 from posterity.core.messages import Mean, Message
 from posterity.core.network import Network, Params
-from posterity.core.passes import INNER, Loss, Training, Update, base, head, slope_of
-from posterity.core.protocol import Batch, Here
+from posterity.core.passes import INNER, Loss, Training, Update, base, head, slope_of, trainable
+from posterity.core.protocol import Batch, Here, Leaves, Method, Now, Passes, tuned
 from posterity.core.random import fold
 from posterity.core.tree import tree_map
 
@@ -47,6 +51,21 @@ def averaged(params: Params, total: Message, server_lr: float = 1.0, model: Netw
     moving = {n: m for n, m in mean.items() if model is None or n not in model.buffers}
     moved = tree_map(lambda p, m: p + server_lr * (m - p), {n: params[n] for n in moving}, moving)
     return {**params, **mean, **moved}
+
+
+def combine_mean(method: Method, state: Leaves, total: Message, now: Now) -> Leaves:
+    """`combine` of a server that keeps the mean and nothing else."""
+    return Leaves(averaged(state.params, total))
+
+
+def adapt_plainly(method: Any, epochs: int) -> Passes:
+    """`adapt` by the loss alone, without what the method adds to it: it looks for the client's own minimum."""
+    return tuned((method.local.descend(method.loss),), epochs)
+
+
+def zeros(params: Params, model: Network) -> Params:
+    """A zero for every number that is trained."""
+    return {n: torch.zeros_like(params[n]) for n in trainable(params, model)}
 
 
 def count_labels(params: Params, batch: Batch, here: Here) -> Tensor:

@@ -76,6 +76,8 @@ class APFL(core.Method):
     adaptive: bool = core.hyper(True, "whether clients learn α; false: it stays", "Deng et al. 2020")
     loss: core.Loss = core.fit  # a wrapper may replace it
 
+    combine = core.combine_mean
+
     def join(self, here: core.Here) -> Personal:
         return Personal(dict(here.shared.params), torch.full_like(here.n, self.alpha))
 
@@ -103,13 +105,10 @@ class APFL(core.Method):
         both = core.directed(self.slopes, apart, self.trains, **self.local.schedule())
         return core.holding((both,), copies=TWO + core.held_by(how))
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         mine = core.second_of(carry.params)
         kept = Personal({n: mine[n] for n in here.personal.model}, carry.params[ALPHA])
         return core.weighted(core.first_of(carry.params), here), kept
-
-    def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Leaves:
-        return core.Leaves(core.averaged(state.params, total))
 
     def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
         return core.log_predictive(mixture(carry.params, here.model), x, here)

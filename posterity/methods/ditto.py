@@ -39,6 +39,8 @@ class Ditto(core.Method):
     personal_epochs: int = core.hyper(1, "E_p: epochs of the personal model in a round", "FL-bench and PFLlib", ge=1)
     loss: core.Loss = core.fit  # a wrapper may replace it
 
+    combine = core.combine_mean
+
     def join(self, here: core.Here) -> core.Personal:
         return dict(here.shared.params)
 
@@ -61,9 +63,6 @@ class Ditto(core.Method):
 
     def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         return core.weighted(core.first_of(carry.params), here), core.second_of(carry.params)
-
-    def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Leaves:
-        return core.Leaves(core.averaged(state.params, total))
 
     def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
         return core.log_predictive(core.second_of(carry.params), x, here)

@@ -70,6 +70,8 @@ class FedALA(core.Method):
     first_epochs: int = core.hyper(1, "epochs for W at first; one later", "ours: see the docstring", paper=11, ge=1)
     loss: core.Loss = core.fit  # a wrapper may replace it
 
+    combine = core.combine_mean
+
     def join(self, here: core.Here) -> Personal:
         mine = {n: here.shared.params[n] for n in last_layers(here.model, self.layers)}
         return Personal(mine, core.tree_map(torch.ones_like, mine), torch.zeros_like(here.n))
@@ -111,9 +113,6 @@ class FedALA(core.Method):
     def passes(self) -> core.Passes:
         return self.learn_weights(), self.local.descend(self.loss)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         mine = {n: carry.params[n] for n in here.personal.model}
         return core.weighted(carry.params, here), Personal(mine, carry.kept["weights"], here.personal.visits + 1)
-
-    def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Leaves:
-        return core.Leaves(core.averaged(state.params, total))

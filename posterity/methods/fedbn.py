@@ -114,7 +114,7 @@ class FedBN(core.Method):
     def passes(self) -> core.Passes:
         return (self.local.descend(self.loss),)  # (1)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, Record]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         norms = {n: carry.params[n] for n in here.personal.norms}
         return core.weighted(self.sent(carry.params, here.model.norms), here), Record(norms, torch.ones_like(here.n))
 

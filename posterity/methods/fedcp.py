@@ -43,11 +43,6 @@ WIDTHS = (10.0, 15.0, 20.0, 50.0)  # a of the kernels
 NOISE_DRAW = 2**24  # folded into the key: behind all numbers that dropout folds
 
 
-@core.record
-class State:
-    params: core.Params  # base, mean of the mixed heads, policy
-
-
 @cache
 def policy(size: int) -> Extra:
     return Extra(POLICY, nn.Sequential(nn.Linear(size, 2 * size), nn.LayerNorm(2 * size), nn.ReLU()))
@@ -106,7 +101,9 @@ class FedCP(core.Method):
     )
     noisy: bool = core.hyper(False, "draw the gates' noise in predictions too", "ours; released code does")
 
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
+    combine = core.combine_mean
+
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> core.Leaves:
         if model.task != "classification":
             raise ValueError("FedCP makes its context of classes' weights; this task is regression. Use fedper there")
         if not is_one_linear_layer(model):
@@ -115,7 +112,7 @@ class FedCP(core.Method):
                 f"the network {model.name!r} is something else. Name its last linear layer as the head, or use fedper"
             )
         like = next(iter(params.values()))
-        return State({**params, **policy(model.feature_dim).init(core.fold(facts.key, 0), like)})
+        return core.Leaves({**params, **policy(model.feature_dim).init(core.fold(facts.key, 0), like)})
 
     def remarks(self, model: core.Network) -> tuple[str, ...]:
         if model.base_names:
@@ -150,9 +147,6 @@ class FedCP(core.Method):
         common, head = split(carry.params, here.model.head_names)
         mixed = {n: 0.5 * p + 0.5 * here.shared.params[n] for n, p in head.items()}  # (e)
         return core.weighted({**common, **mixed}, here), head
-
-    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
-        return State(core.averaged(state.params, total))
 
     def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
         z, _ = here.model.features(carry.params, x)

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from posterity import core
-from posterity.methods.feddyn import BALANCES, FedDyn, State, from_cloud, zeros
+from posterity.methods.feddyn import BALANCES, FedDyn, State, from_cloud
 
 AUTHORS_TRAINING = core.Training(lr=0.1, epochs=5, batch=50, weight_decay=1e-3)
 
@@ -61,6 +61,7 @@ class FedDC(core.Method):
 
     offer = FedDyn.offer
     start = FedDyn.start
+    adapt = FedDyn.adapt
 
     def __post_init__(self) -> None:
         core.check_fields(self)
@@ -68,11 +69,11 @@ class FedDC(core.Method):
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         state = FedDyn(balance=self.balance).init(model, params, facts)
-        return replace(state, slope=zeros(params, model))
+        return replace(state, slope=core.zeros(params, model))
 
     def join(self, here: core.Here) -> Personal:
         w = here.shared.part.params
-        return Personal(zeros(w, here.model), zeros(w, here.model))
+        return Personal(core.zeros(w, here.model), core.zeros(w, here.model))
 
     def share(self, here: core.Here) -> Tensor | float:
         """s_k: the client's samples, in those of a mean client."""
@@ -100,10 +101,7 @@ class FedDC(core.Method):
         found = core.opened((replace(train, close=close),), from_cloud)
         return core.holding(found, copies=3)  # the record has two more
 
-    def adapt(self, epochs: int) -> core.Passes:
-        return core.tuned((self.local.descend(self.loss),), epochs)
-
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         w, mine, share = here.shared.part.params, here.personal, self.share(here)
         moved, slope = {n: p - w[n] for n, p in carry.params.items()}, carry.kept["slope"]
         drift = {n: h + moved[n] for n, h in mine.drift.items()}  # (2)

@@ -54,10 +54,6 @@ class Shared:
     size: core.Tree
 
 
-def zeros(params: core.Params, model: core.Network) -> core.Params:
-    return {n: torch.zeros_like(params[n]) for n in core.trainable(params, model)}
-
-
 def cloud(state: State) -> core.Params:
     """w: what the clients train from."""
     return {n: p + state.drift[n] if n in state.drift else p for n, p in state.params.items()}  # (3)
@@ -83,10 +79,12 @@ class FedDyn(core.Method):
     balance: str = core.hyper("clients", "whose loss is averaged", "uniform means", BALANCES, paper="samples")
     loss: core.Loss = core.fit  # a wrapper may replace it
 
+    adapt = core.adapt_plainly
+
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         like = next(iter(params.values()))
         size = like.new_full((), facts.samples / facts.clients) if self.balance == "samples" else ()
-        return State(params, zeros(params, model), {}, size, facts.clients)
+        return State(params, core.zeros(params, model), {}, size, facts.clients)
 
     def offer(self, state: State, client: Tensor | None) -> tuple[core.Sparse, core.Own]:
         """θ̄ would be sent for scoring alone."""
@@ -99,7 +97,7 @@ class FedDyn(core.Method):
         return here.shared.part.average
 
     def join(self, here: core.Here) -> core.Personal:
-        return zeros(here.shared.part.params, here.model)
+        return core.zeros(here.shared.part.params, here.model)
 
     def penalised(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         value, buffers = self.loss(params, batch, here)
@@ -110,9 +108,6 @@ class FedDyn(core.Method):
 
     def passes(self) -> core.Passes:
         return core.opened((self.local.descend(self.penalised),), from_cloud)
-
-    def adapt(self, epochs: int) -> core.Passes:
-        return core.tuned((self.local.descend(self.loss),), epochs)
 
     def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         w = here.shared.part.params

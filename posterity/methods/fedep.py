@@ -100,6 +100,8 @@ class FedEP(core.Method):
     server_momentum: float = core.hyper(0.9, "momentum of the server", AUTHORS, ge=0, lt=1)
     loss: core.Loss = core.fit  # a wrapper may replace it
 
+    adapt = core.adapt_plainly
+
     def server(self) -> core.SGD:
         return core.SGD(self.server_lr, self.server_momentum)
 
@@ -187,9 +189,6 @@ class FedEP(core.Method):
         samples = self.local.epochs if self.local.steps is None else 1  # that the tilted mean is made of
         found = averaged_over_epochs(self.local.descend(self.penalised), samples, self.burn_rounds)  # (b)
         return core.holding((found,), copies=14)[0]  # q, site and cavity have two tensors for each leaf, and momenta
-
-    def adapt(self, epochs: int) -> core.Passes:
-        return core.tuned((self.local.descend(self.loss),), epochs)
 
     def tilted(self, cavity: Factors, carry: core.Carry, here: core.Here) -> core.Params:
         """Λ' of the cavity with the client's data."""

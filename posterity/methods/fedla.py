@@ -54,8 +54,10 @@ class FedLA(core.Method):
     fallback: bool = core.hyper(True, "numbers without curvature are averaged, not moved to 0", "ours", paper=False)
     loss: core.Loss = core.fit  # a wrapper may replace it
 
+    adapt = core.adapt_plainly
+
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
-        return State(params, {n: torch.zeros_like(params[n]) for n in core.trainable(params, model)})
+        return State(params, core.zeros(params, model))
 
     def pull(self, here: core.Here) -> core.Params:
         """λΩ/r: how steeply the penalty rises."""
@@ -78,9 +80,6 @@ class FedLA(core.Method):
         how = self.local.schedule()
         found = core.watched("curvature", self.curvature, loss, self.local.make_optimiser(), core.everything, **how)
         return core.holding((found,), copies=4)  # the pull, the precision, and what is sent
-
-    def adapt(self, epochs: int) -> core.Passes:
-        return core.tuned((self.local.descend(self.loss),), epochs)
 
     def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         precision = {n: omega + carry.kept["curvature"][n] for n, omega in here.shared.precision.items()}  # (b)

@@ -96,29 +96,28 @@ class FedPA(core.Method):
     server_momentum: float = core.hyper(0.9, "momentum of the server", AUTHORS, ge=0, lt=1)
     loss: core.Loss = core.fit  # a wrapper may replace it
 
+    adapt = core.adapt_plainly
+
     def server(self) -> core.SGD:
         return core.SGD(self.server_lr, self.server_momentum)
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
-        return State(params, {n: torch.zeros_like(params[n]) for n in core.trainable(params, model)})
+        return State(params, core.zeros(params, model))
 
     def offer(self, state: State, client: Tensor | None) -> tuple[core.Leaves, core.Own]:
         return core.Leaves(state.params), ()
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         how, stretches = self.local.schedule(), self.burn + self.samples
         walk = core.sample(self.loss, self.local.make_optimiser(), 0, stretches, core.trainable, **how)
         return core.holding((walk,), copies=4 + stretches)  # (c) of all samples
-
-    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
-        return core.tuned((self.local.descend(self.loss),), epochs)
 
     def delta(self, last: Tensor, samples: Tensor, filled: Tensor, w: Tensor, round: Tensor) -> Tensor:
         """What a client sends: FedAvg's delta in rounds 1 … burn_rounds or without samples, else the posterior's."""
         plain = (round <= self.burn_rounds) | (filled.sum() == 0)
         return torch.where(plain, last - w, posterior_delta(samples, filled, w, self.rho))
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         names = core.trainable(carry.params, here.model)
         last, w = ({n: tree[n] for n in names} for tree in (carry.params, here.shared.params))
         kept = flattened({n: carry.kept["samples"][n] for n in names}, 1)[self.burn :]

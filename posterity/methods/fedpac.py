@@ -131,7 +131,7 @@ class FedPAC(core.Method):
         how = replace(self.local, lr=self.head_lr, epochs=self.head_epochs, steps=None)
         return how.descend(core.fit_head, core.head)
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         return (
             core.gather("before", core.sum_features, batch=SCORING_BATCH),
             self.train_head(),
@@ -139,10 +139,10 @@ class FedPAC(core.Method):
             core.gather("after", core.sum_features, batch=SCORING_BATCH),
         )
 
-    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+    def adapt(self, epochs: int) -> core.Passes:
         return core.tuned((self.train_head(),), epochs)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         below, own = split(carry.params, here.model.head_names)
         (variance, rows), after = describe(carry.kept["before"]), carry.kept["after"]
         row = {"head": own, "n": here.n, "variance": variance.to(here.n), "rows": rows.to(here.n)}

@@ -62,10 +62,10 @@ class FedPer(core.Method):
     def start(self, here: core.Here) -> core.Params:
         return {n: here.personal.get(n, here.shared.base.get(n)) for n in here.initial}
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         return (self.local.descend(self.loss),)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         base, head = split(carry.params, here.model.head_names)
         return core.weighted(base, here), head
 

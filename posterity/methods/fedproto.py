@@ -105,10 +105,10 @@ class FedProto(core.Method):
             each = each + self.lam * self.pull(z, batch.y, here.shared)  # (a)
         return core.masked_mean(each, batch.mask), buffers
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         return self.local.descend(self.loss), core.gather("features", core.sum_features, batch=SCORING_BATCH)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         count, total = carry.kept["features"]["count"], carry.kept["features"]["sum"]
         mean = total / count.clamp(min=1)[:, None]  # (b)
         weight = count if self.weighting == "counts" else (count > 0).to(count)

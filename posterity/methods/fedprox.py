@@ -31,18 +31,15 @@ class FedProx(core.Method):
                            search=(1e-3, 1.0, "log"), ge=0)  # fmt: skip
     loss: core.Loss = core.fit  # a wrapper may replace it
 
+    adapt = core.adapt_plainly
+    combine = core.combine_mean
+
     def penalised(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         value, buffers = self.loss(params, batch, here)
         return value + 0.5 * self.mu * core.squared_distance(params, here.shared.params, here.model), buffers  # (2)
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         return (self.local.descend(self.penalised if self.mu else self.loss),)
 
-    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
-        return core.tuned((self.local.descend(self.loss),), epochs)
-
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         return core.weighted(carry.params, here), ()
-
-    def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Leaves:
-        return core.Leaves(core.averaged(state.params, total))

@@ -55,13 +55,13 @@ class FedRep(core.Method):
         core.require_two_parts(params, model, "FedRep")
         return State(params, model.head_names)
 
-    def head_phase(self, epochs: int) -> tuple[core.Pass, ...]:
+    def head_phase(self, epochs: int) -> core.Passes:
         if not epochs:
             return ()
         return (replace(self.local.descend(core.fit_head, core.head), epochs=epochs, max_steps=None),)  # (1)
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         return (*self.head_phase(self.head_epochs), self.local.descend(self.loss, core.base))  # (2)
 
-    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+    def adapt(self, epochs: int) -> core.Passes:
         return self.head_phase(epochs)

@@ -59,6 +59,8 @@ class FedROD(core.Method):
     gamma: float = core.hyper(1.0, "γ: power of the class counts in the softmax; 0 = none", "FL-bench: 1", ge=0)
     predicts: str = core.hyper("personal", "which model predicts", "the personalised task", PREDICTS)
 
+    combine = core.combine_mean  # (c)
+
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> core.Leaves:
         if model.task != "classification":
             raise ValueError("FedROD balances classes; this task is regression. Use fedper for a personal head there")
@@ -79,18 +81,15 @@ class FedROD(core.Method):
         personal = generic.detach() + added(params, z.detach())
         return core.masked_mean(common + core.pointwise(personal, batch.y, here.model), batch.mask), buffers  # (b)
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         each = self.local.make_optimiser()
         apart = core.Groups(lambda name: int(name in HEAD), (each, each))
         learn = core.descend(self.loss, apart, core.everything, **self.local.schedule())
         return (core.gather("labels", core.count_labels, batch=COUNTING_BATCH), learn) if self.gamma else (learn,)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         common = {n: carry.params[n] for n in here.initial}
         return core.weighted(common, here), {n: carry.params[n] for n in HEAD}
-
-    def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Leaves:
-        return core.Leaves(core.averaged(state.params, total))  # (c)
 
     def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
         first = here.model.heads[0]

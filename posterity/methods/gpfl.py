@@ -160,19 +160,19 @@ class GPFL(core.Method):
         value = core.masked_mean(core.pointwise(output, batch.y, here.model), batch.mask)  # (c)
         return value + self.general(params, valve(params, z, common), batch, here), buffers
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         decayed = replace(self.local, weight_decay=self.local.weight_decay + self.mu)
         optimisers = self.local.make_optimiser(), decayed.make_optimiser()
         apart = core.Groups(lambda name: int(name.startswith(ADDED)), optimisers)
         learn = core.descend(self.loss, apart, core.everything, **self.local.schedule())
         return *self.prepare(), *core.holding((learn,), leaves=added_numbers)
 
-    def prepare(self) -> tuple[core.Pass, ...]:
+    def prepare(self) -> core.Passes:
         """The client's class frequencies, without which there is no u_k."""
         count = core.gather("labels", core.count_labels, anew=True, batch=COUNTING_BATCH)
         return core.holding((count,), leaves=added_numbers)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         common, _ = split(carry.params, here.model.head_names)
         return core.weighted(common, here), self.kept_at_home(carry.params, carry.params[TABLE], here.model)
 

@@ -66,10 +66,10 @@ class LGFedAvg(core.Method):
         base = {n: torch.where(mine.begun > 0, p, known[n]) for n, p in mine.base.items()}
         return {n: base.get(n, known[n]) for n in here.initial}
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         return (self.local.descend(self.loss),)  # (1)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         base, head = split(carry.params, here.model.head_names)
         begun, sent = (here.round > self.warm_rounds).to(here.n), core.weighted(head, here)
         if self.warm_rounds:

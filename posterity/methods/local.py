@@ -37,10 +37,10 @@ class Local(core.Method):
     def start(self, here: core.Here) -> core.Params:
         return here.personal
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         return (self.local.descend(),)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         return {}, carry.params
 
     def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Tree:

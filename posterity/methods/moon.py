@@ -71,6 +71,8 @@ class MOON(core.Method):
     temperature: float = core.hyper(0.5, "τ: temperature of the contrast", "Li et al. 2021, §4.1", gt=0)
     projection: bool = core.hyper(False, "two more layers between base and head", "FedNP, PFLlib: none", paper=True)
 
+    combine = core.combine_mean
+
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> core.Leaves:
         if not self.projection:
             return core.Leaves(params)
@@ -120,17 +122,14 @@ class MOON(core.Method):
         contrasts = contrast(z, towards, away, self.temperature)
         return value + self.mu * core.masked_mean(contrasts, batch.mask), buffers  # (4)
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         return (self.local.descend(self.contrasted if self.mu else self.plain),)
 
-    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+    def adapt(self, epochs: int) -> core.Passes:
         return core.tuned((self.local.descend(self.plain),), epochs)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         return core.weighted(carry.params, here), self.remembered(carry.params, here)
-
-    def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Leaves:
-        return core.Leaves(core.averaged(state.params, total))
 
     def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
         if not self.projection:

@@ -126,7 +126,7 @@ class PFedBayes(core.Method):
         moved, opt = core.Adam(self.copy_lr).update(slope, opt, moving(copy, here))  # (b)
         return {**copy, **moved}, opt
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         def begin(carry: core.Carry, here: core.Here) -> core.Carry:
             mine = self.local.make_optimiser().open(moving(core.second_of(carry.params), here))
             copy = moving(core.first_of(carry.params), here)
@@ -146,7 +146,7 @@ class PFedBayes(core.Method):
         copies = 20 + core.held_by(self.local.make_optimiser())
         return (core.Pass(step, open=begin, close=close, copies=copies, **self.local.schedule()),)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         q, copy = core.second_of(carry.params), core.first_of(carry.params)
         buffers = {n: p for n, p in q.items() if n.removeprefix(RHO) not in here.shared.rho}
         return {"copy": core.Mean(torch.ones_like(here.n), {**copy, **buffers})}, q

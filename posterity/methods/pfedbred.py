@@ -89,9 +89,7 @@ class PFedBreD(core.Method):
             pull = {n: last[n] - theta[n] for n in moving}  # (b)
         return core.tree_map(lambda w, p: w - self.eta_p * p, moving, pull)  # (a), (b)
 
-    def direction(
-        self, moving: core.Params, still: core.Params, batch: core.Batch, here: core.Here
-    ) -> tuple[core.Params, Tensor, core.Params]:
+    def direction(self, moving: core.Params, still: core.Params, batch: core.Batch, here: core.Here) -> core.Update:
         """Where the local model goes, and the personal model that says so."""
         centre = self.centre(moving, still, batch, here)
         begin = centre if self.prior == "lg" else moving
@@ -101,7 +99,7 @@ class PFedBreD(core.Method):
         slope = core.tree_map(lambda m, p: self.lam * (m - p), centre, theta)  # (e)
         return slope, value, {**buffers, **core.as_second({**theta, **buffers})}
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         how: dict[str, Any] = {**self.local.schedule(), "copies": 12}
         if self.prior == "mh":
             how["batch"] = 2 * self.local.batch
@@ -114,7 +112,7 @@ class PFedBreD(core.Method):
 
         return (replace(train, step=step) if self.prior == "mh" else train,)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         local = core.first_of(carry.params)
         return core.weighted(local, here), self.kept(core.second_of(carry.params), local, here)
 

@@ -57,9 +57,7 @@ class PFedMe(core.Method):
     def start(self, here: core.Here) -> core.Params:
         return {**here.shared.params, **core.as_second(here.personal)}
 
-    def direction(
-        self, moving: core.Params, still: core.Params, batch: core.Batch, here: core.Here
-    ) -> tuple[core.Params, Tensor, core.Params]:
+    def direction(self, moving: core.Params, still: core.Params, batch: core.Batch, here: core.Here) -> core.Update:
         """The gradient of the envelope at the local model, and the personal model that it comes from."""
         theta, value, buffers = core.proximal(
             self.loss, moving, moving, core.first_of(still), batch, here, self.lam, self.prox_lr, self.prox_steps
@@ -67,11 +65,11 @@ class PFedMe(core.Method):
         slope = {n: self.lam * (w - theta[n]) for n, w in moving.items()}  # (b)
         return slope, value, {**buffers, **core.as_second({**theta, **buffers})}
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         how = self.local.schedule()
         return (core.directed(self.direction, self.local.make_optimiser(), core.first_network, copies=12, **how),)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         return core.weighted(core.first_of(carry.params), here), core.second_of(carry.params)
 
     def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Leaves:

@@ -121,9 +121,7 @@ class PVI(core.Method):
         value = torch.stack([value for value, _ in found]).mean()
         return value + divergence / here.n.clamp(min=1), found[0][1]  # (b)
 
-    def direction(
-        self, moving: core.Params, still: core.Params, batch: core.Batch, here: core.Here
-    ) -> tuple[core.Params, Tensor, core.Params]:
+    def direction(self, moving: core.Params, still: core.Params, batch: core.Batch, here: core.Here) -> core.Update:
         """The gradient of the means; the scales make their step here."""
         scales = {n: p for n, p in still.items() if n.startswith(SCALE)}
         slope, (value, buffers) = grad_and_value(
@@ -133,12 +131,12 @@ class PVI(core.Method):
         moved = {n: p - self.scale_lr * natural[n] for n, p in scales.items()}
         return {n: slope[n] for n in moving}, value, {**buffers, **moved}
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         copies = 24 + 7 * self.draws
         how = self.local.schedule()
         return (core.directed(self.direction, self.local.make_optimiser(), core.trainable, copies=copies, **how),)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         before = factors(here.shared.params, here.shared.precision)
         after = factors(carry.params, precisions(carry.params))
         rate = 1 / here.shared.clients if self.damping is None else self.damping

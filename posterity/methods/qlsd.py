@@ -114,6 +114,8 @@ class QLSD(core.Method):
     loss: core.Loss = core.fit  # a wrapper may replace it
 
     # --- server -------------------------------------------------------------------------------------------------------
+    adapt = core.adapt_plainly
+
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         names = core.trainable(params, model) if self.average > 1 else []
         past = {n: params[n].expand(self.average, *params[n].shape).clone() for n in names}
@@ -145,7 +147,7 @@ class QLSD(core.Method):
         count = batch.mask.sum()
         return core.tree_map(lambda g: g * count, slope), count
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         """One batch, or all, with steps of length 0: gradients and running statistics, θ stays."""
         max_steps = None if self.full else 1
         found = core.watched(
@@ -153,10 +155,7 @@ class QLSD(core.Method):
         )
         return core.holding((found,), copies=8)  # what the quantiser draws and makes
 
-    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
-        return core.tuned((self.local.descend(self.loss),), epochs)
-
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         summed, count = carry.kept["slope"]
         slope = core.tree_map(lambda g: here.n * g / count.clamp(min=1), summed)  # (a)
         rest = {n: p for n, p in carry.params.items() if n not in slope}

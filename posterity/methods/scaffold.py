@@ -57,13 +57,15 @@ class SCAFFOLD(core.Method):
     variate: str = core.hyper("II", "how c_k is renewed: option I, II, or FedNP's code", "the common choice", VARIATES)
     loss: core.Loss = core.fit  # a wrapper may replace it
 
+    adapt = core.adapt_plainly
+
     def __post_init__(self) -> None:
         core.check_fields(self)
         if self.variate != "I":
             core.require_plain_sgd(self.local, f"variate {self.variate!r}", ", or variate 'I'")
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
-        return State(params, {n: torch.zeros_like(params[n]) for n in core.trainable(params, model)}, facts.clients)
+        return State(params, core.zeros(params, model), facts.clients)
 
     def join(self, here: core.Here) -> core.Personal:
         return core.tree_map(torch.zeros_like, here.shared.control)
@@ -126,6 +128,3 @@ class SCAFFOLD(core.Method):
         params = {n: p + rate[n] * moved[n] for n, p in state.params.items()}
         control = core.tree_map(lambda c, d: c + d / state.clients, state.control, change)
         return State(params, control, state.clients)  # (5)
-
-    def adapt(self, epochs: int) -> core.Passes:
-        return core.tuned((self.local.descend(self.loss),), epochs)

@@ -106,7 +106,7 @@ class FedBPS(core.Method):
     loss: core.Loss = core.fit  # a wrapper may replace it
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
-        unknown = {n: torch.zeros_like(params[n]) for n in core.trainable(params, model)}
+        unknown = core.zeros(params, model)
         return State(params, unknown, core.packed(personal_entries(unknown, self.p, self.scope)))
 
     def offer(self, state: State, client: Tensor | None) -> tuple[State, core.Own]:

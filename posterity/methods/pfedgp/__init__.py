@@ -130,16 +130,16 @@ class PFedGP(core.Method):
     def start(self, here: core.Here) -> core.Params:
         return {n: here.shared.base.get(n, p) for n, p in here.initial.items()}
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         sums = core.gather("classes", self.class_sums, anew=True, batch=None)
         learn = replace(self.local.descend(self.predictive_loss, core.base), batch=None, scratch=self.training_scratch)
         return replace(sums, close=self.plant), learn
 
-    def prepare(self) -> tuple[core.Pass, ...]:
+    def prepare(self) -> core.Passes:
         """The classifier from all training data, before any prediction."""
         return (core.Pass(self.condition, batch=None, shuffle=False, learns=False, scratch=self.conditioning_scratch),)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         sent = {n: p for n, p in carry.params.items() if n in here.model.base_names}
         return {"params": core.Mean(torch.ones_like(here.n), sent)}, ()  # (h)
 

@@ -159,13 +159,13 @@ class PFedVMP(core.Method):
         z, _ = here.model.features(params, batch.x)
         return summarise(z, batch.y, batch.mask, here.model.classes, self.mode)
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         learn = self.local.descend(self.loss)
         if self.mode not in MATRICES:
             return learn, core.gather("features", self.features, batch=SCORING_BATCH)
         return learn, core.gather("features", self.features, batch=None, scratch=matrix_numbers)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         base, head = split(carry.params, here.model.head_names)
         found = describe(carry.kept["features"], here.model.classes, self.mode)
         factors = class_message(found, self.mode, self.nu0, here.shared, self.upload)

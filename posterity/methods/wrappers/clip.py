@@ -127,7 +127,7 @@ class Clip(core.Wrapper):
                 return f"{name!r} is longer than +clip allows ({self.bound:g}), or weighs more than its samples"
         return self.inner.inspect({n: part for n, part in message.items() if n != SHORTENED}, here)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         sent, personal = self.inner.message(carry, here)
         parts = {name: self.part(name, given, here) for name, given in sent.items()}
         over = torch.stack([torch.zeros_like(here.n, dtype=torch.bool), *(over for _, over in parts.values())]).any()

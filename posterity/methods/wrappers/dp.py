@@ -105,7 +105,7 @@ class Private(core.Wrapper):
         return {} if name in self.inner.differences else broadcast(shared)
 
     # --- one client ----------------------------------------------------------------------------------------------
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         sent, personal = self.inner.message(carry, here)
         parts = {name: check_kind(name, part, "+dp") for name, part in sent.items()}
         starts = {name: origin(part, self.known(name, here.shared)) for name, part in parts.items()}

@@ -110,16 +110,16 @@ class Drop(core.Wrapper):
     def start(self, here: core.Here) -> core.Params:
         return self.masked(self.inner.start(view(here)), here)
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         return core.constrained(self.inner.passes(), view, self.fix)
 
-    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+    def adapt(self, epochs: int) -> core.Passes:
         return core.constrained(self.inner.adapt(epochs), view, self.fix)
 
-    def prepare(self) -> tuple[core.Pass, ...]:
+    def prepare(self) -> core.Passes:
         return core.constrained(self.inner.prepare(), view, self.fix)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         """What the server does not receive it fills in with what it has."""
         leaf, had = self.method.leaf(here), self.inner.start(view(here))
         keep = core.unpacked(here.own.part.keep, had[leaf].shape)

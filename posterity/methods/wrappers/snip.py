@@ -150,16 +150,16 @@ class Snip(core.Wrapper):
     def start(self, here: core.Here) -> core.Params:
         return fix(core.Carry(self.inner.start(view(here)), {}, ()), here).params
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         return core.constrained(self.inner.passes(), prune, fix)
 
-    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+    def adapt(self, epochs: int) -> core.Passes:
         return core.constrained(self.inner.adapt(epochs), prune, fix)
 
-    def prepare(self) -> tuple[core.Pass, ...]:
+    def prepare(self) -> core.Passes:
         return core.constrained(self.inner.prepare(), prune, fix)
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         sent, personal = self.inner.message(carry, view(here))
         leaf, mean = here.shared.part.leaf, sent.get("params")
         if not (isinstance(mean, core.Mean) and leaf in mean.value):  # a method whose layer goes another way

@@ -178,15 +178,15 @@ class MetaVD(core.Wrapper):
         """The adaptation that MAML simulates: no divergence."""
         return self.method.support_loss(params, batch, self.noisy(params, here, SUPPORT, self.draws))
 
-    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         plain = {n: p for n, p in carry.params.items() if n != RHO}
         sent, personal = self.inner.message(replace(carry, params=plain), here)
         return dropout.apart(sent, self.leaf(here), carry.params[RHO], here.client), personal
 
-    def passes(self) -> tuple[core.Pass, ...]:
+    def passes(self) -> core.Passes:
         return core.holding(self.inner.passes(), leaves=self.layer_numbers)
 
-    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+    def adapt(self, epochs: int) -> core.Passes:
         passes = self.inner.adapt(epochs)
         if self.test_noise == "fit_embedding" and epochs:
             passes = fitting(self.predictor, self.elbo, RHO, self.fit_steps, self.fit_lr), *passes
@@ -199,7 +199,7 @@ class MetaVD(core.Wrapper):
         weight: Tensor = model.module.get_submodule(linear_layer(model, self.layer)).weight  # type: ignore[assignment]
         return 2 * weight.numel()
 
-    def prepare(self) -> tuple[core.Pass, ...]:
+    def prepare(self) -> core.Passes:
         passes = self.inner.prepare()
         if self.test_noise == "floor":
             passes = core.opened(passes, dropout.quiet(RHO))
