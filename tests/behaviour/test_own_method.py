@@ -26,7 +26,7 @@ def test_check_stops_at_a_typo_and_says_where(call):
     spoil("weighted(carry", "wieghted(carry")
     code, out, _ = call("check", "fedfoo:Fedfoo")
     assert code == 1
-    assert "fedfoo.py, line 70, in message: `return wieghted(carry.params, here), ()` raised NameError" in out
+    assert "fedfoo.py, line 39, in message: `return core.wieghted(carry.params, here), ()` raised AttributeError" in out
     assert f"{len(LAWS) - 1} not tried: mend 'runs' first" in out
     assert len(out.splitlines()) < 10
 
@@ -38,7 +38,7 @@ def test_run_says_where_too_without_a_traceback(call, engine):
     code, _, complaint = call("run", "--method", "fedfoo:Fedfoo", "--engine", engine, *SMALL)
     assert code == 2
     assert complaint.startswith(
-        "error: fedfoo.py, line 70, in message: `return wieghted(carry.params, here), ()` raised"
+        "error: fedfoo.py, line 39, in message: `return core.wieghted(carry.params, here), ()` raised"
     )
     assert len(complaint.splitlines()) == 1
 
