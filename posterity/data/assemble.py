@@ -121,10 +121,8 @@ def _remarks(
         yield f"features are standardised for each client by {who} training rows"
     single = [name for name, rows in zip(names, train, strict=True) if len(rows) == 1]
     if pool.scale == "client" and single:
-        who = f"clients with a single training row: {len(single)} ({listed(single, 5)})"
-        why = "their other rows are in raw units, and their scores mean nothing"
-        where = "It says where their features lie and not how far they spread"
-        yield f"{who}. {where}: {why}; give {tell_option('scale', 'all')}"
+        who = f"clients with a single training row, which has no scale: {len(single)} ({listed(single, 5)})"
+        yield f"{who}: their scores mean nothing; give {tell_option('scale', 'all')}"
 
 
 def shrink(pool: Pool, spec: FederationSpec) -> tuple[Pool, set[int]]:
@@ -138,10 +136,6 @@ def shrink(pool: Pool, spec: FederationSpec) -> tuple[Pool, set[int]]:
         raise DataError(f"subset is {spec.subset!r}, which leaves no row of {len(pool)}; expected some; raise it")
     rows = torch.from_numpy(stream(spec.seed, "subset").permutation(len(pool))[:amount]).sort().values
     note = f"subset: {amount} of {len(pool)} rows, drawn uniformly before the partition"
-    if pool.published > len(pool):  # a share is one of the rows that are stored
-        stored, published = (f"{100 * amount / of:.3g} %" for of in (len(pool), pool.published))
-        note += f"; {len(pool):,} of the {pool.published:,} rows of {pool.name} are stored, so this is "
-        note += f"{stored} of the stored part and {published} of the dataset"
     return pool.take(rows).noting(note), before
 
 

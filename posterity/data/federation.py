@@ -84,11 +84,6 @@ class Part:
         """The client of each entry of `rows` (N,)."""
         return torch.repeat_interleave(torch.arange(len(self.counts), device=self.rows.device), self.counts)
 
-    def owner_of(self, row: int) -> int | None:
-        """The first client that owns a row; None if nobody does."""
-        places = torch.nonzero(self.rows == row)[:, 0]
-        return int(self.owners()[places[0]]) if len(places) else None
-
     def longer(self) -> Part:
         """The same part with one more client, who owns nothing."""
         return Part(self.rows, torch.cat((self.offsets, self.offsets[-1:])))
@@ -143,13 +138,6 @@ class Federation:
             moved |= {n: moved[n].to(dtype) for n in ("x", "y") if moved[n].is_floating_point()}
         return Federation(**{**self.__dict__, **moved})
 
-    def describe_owner(self, row: int) -> str:
-        """Whose row it is, for a sentence; nothing where it is nobody's."""
-        for name, kind in KINDS.items():
-            if (client := getattr(self, name).owner_of(row)) is not None:
-                return f" (a {kind} row of {self.names[client]!r})"
-        return ""
-
     def histogram(self, part: Part) -> Tensor:
         """Samples of each class on each client (clients, classes)."""
         cell = part.owners() * self.classes + self.y[part.rows]
@@ -185,9 +173,9 @@ def check_federation(federation: Federation) -> Federation:
     _check_apart(federation, whose)
     for rows in parts.values():  # labels of public rows may be anything
         if rows is not None:
-            check_targets(federation.y, federation.task, federation.classes, whose, federation.describe_owner, rows)
+            check_targets(federation.y, federation.task, federation.classes, whose, rows)
     used = _mask([*parts.values(), federation.public], len(federation.y))
-    check_features(federation.x, whose, (), used, federation.describe_owner)
+    check_features(federation.x, whose, used=used)
     notes = tuple(note for note in _shared(federation) if note not in federation.notes)
     return replace(federation, notes=federation.notes + notes) if notes else federation
 
@@ -219,7 +207,7 @@ def _check_rows(rows: Tensor, name: str, federation: Federation, whose: str) -> 
     outside = rows[(rows < 0) | (rows >= size)]
     if len(outside):
         row = int(outside[0])
-        given = f"{name} names row {row}{federation.describe_owner(row)} and there are {size}, 0 to {size - 1}"
+        given = f"{name} names row {row} and there are {size}, 0 to {size - 1}"
         raise DataError(f"{whose}: {given}; expected rows of x and y; mend the part")
 
 
@@ -229,10 +217,7 @@ def _check_apart(federation: Federation, whose: str) -> None:
     for one, other in combinations(KINDS, 2):
         if not len(both := torch.nonzero(where[one] & where[other])[:, 0]):
             continue
-        row = int(both[0])
-        owners = {k for name in (one, other) if (k := getattr(federation, name).owner_of(row)) is not None}
-        of = " and ".join(repr(federation.names[k]) for k in sorted(owners))
-        given = f"{len(both)} rows are in {one} and in {other} (the first is row {row}, of {of})"
+        given = f"{len(both)} rows are in {one} and in {other} (the first is row {int(both[0])})"
         raise DataError(f"{whose}: {given}; expected every row in one part, or scores say nothing; divide them")
 
 

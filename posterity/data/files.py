@@ -149,5 +149,4 @@ def labelled(
         owner_names=tuple(map(str, people)),
         official_test=None if test is None else torch.from_numpy(np.asarray(test).astype(bool)),
         notes=notes,
-        published=published,
     )

@@ -84,13 +84,8 @@ def locate_form(name: str, source: DataSource, data_dir: Path | None) -> Found:
     places = source.places(data_dir)
     files = dict.fromkeys(file.name for form in source.forms for file in form.files)
     there = [str(place / file) for file, place in product(files, places) if os.path.exists(place / file)]
-    if not places:
-        given = "no data folder given"
-    elif data_dir is not None and not os.path.isdir(data_dir):
-        given = f"the data folder {data_dir} does not exist"
-    else:
-        given = f"of its files only {', '.join(there)}" if there else "none of its files is there"
-        given += f" (looked in {', '.join(map(str, places))})"
+    looked = f"looked in {', '.join(map(str, places))}" if places else "no data folder given"
+    given = f"files found: {', '.join(there) or 'none'} ({looked})"
     published = [form for form in source.forms if form.key not in OURS] or source.forms
     expected = ", or ".join(" and ".join(file.name for file in form.files) for form in published)
     advice = f"`posterity datasets {name}` says where the files come from{source.advice and '; '}{source.advice}"

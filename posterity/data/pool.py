@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -68,7 +68,6 @@ class Pool:
     may_repeat: bool = False  # rows of the user, perhaps twice there: look for training rows among those held out
     notes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()  # names of the features, where they have names
-    published: int = 0  # rows of the complete dataset, where a part of it may be all that is stored
     pictures: bool = False  # x was made of bytes: 0 … 255 became -1 … 1
 
     def __len__(self) -> int:
@@ -122,14 +121,7 @@ def check_lengths(record: Any, columns: tuple[str, ...], whose: str) -> None:
             raise DataError(f"{whose}: {given}; expected as many of both; mend what is given")
 
 
-def check_targets(
-    y: Tensor,
-    task: str,
-    classes: int,
-    whose: str,
-    owner: Callable[[int], str] = lambda row: "",
-    rows: Tensor | None = None,
-) -> None:
+def check_targets(y: Tensor, task: str, classes: int, whose: str, rows: Tensor | None = None) -> None:
     """Refuse labels that are no whole numbers or that no class has, and targets that are no numbers, in these rows."""
     if task == "classification" and (y.is_floating_point() or y.is_complex()):
         given = f"y is of type {y.dtype} and the task is classification"
@@ -140,16 +132,10 @@ def check_targets(
         row = int(torch.nonzero(wrong)[0, 0])
         row = row if rows is None else int(rows[row])
         wanted = f"labels from 0 to {classes - 1}" if task == "classification" else "numbers"
-        raise DataError(f"{whose}: y of row {row}{owner(row)} is {y[row].item()}; expected {wanted}; mend y or classes")
+        raise DataError(f"{whose}: y of row {row} is {y[row].item()}; expected {wanted}; mend y or classes")
 
 
-def check_features(
-    x: Tensor,
-    whose: str,
-    names: Sequence[str] = (),
-    used: Tensor | None = None,
-    owner: Callable[[int], str] = lambda row: "",
-) -> None:
+def check_features(x: Tensor, whose: str, names: Sequence[str] = (), used: Tensor | None = None) -> None:
     """Refuse features that are no numbers of float32 in a row that is `used` (on the host; None: all are)."""
     if not x.is_floating_point() or not x.numel():
         return
@@ -158,13 +144,10 @@ def check_features(
     bad = bad if used is None else bad & used
     if not bool(bad.any()):
         return
-    if len(x) > 1 and (none := torch.nonzero(x.reshape(len(x), -1).isnan().all(0))[:, 0].tolist()):
-        given = f"feature {listed(names[k] if names else k for k in none)} is missing in all {len(x)} rows"
-        raise DataError(f"{whose}: {given}; expected numbers; remove it")
     row = int(torch.nonzero(bad)[0, 0])
     place = int(torch.nonzero(~_fine(x[row : row + 1])[0])[0, 0])
     value, which = float(x[row].reshape(-1)[place]), names[place] if names else place
-    raise DataError(f"{whose}: feature {which} of row {row}{owner(row)} is {value:g}; expected a number (nothing "
+    raise DataError(f"{whose}: feature {which} of row {row} is {value:g}; expected a number (nothing "
                     f"missing or infinite, nothing beyond {LARGEST:.1e}); fill, rescale or drop it")  # fmt: skip
 
 

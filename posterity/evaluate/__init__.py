@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from posterity.evaluate.metrics import METRICS, Metric, Statistics, goal_of, listed_per_client
 from posterity.evaluate.ranks import RankedRows, rank
-from posterity.evaluate.scores import Scores, joined, score, zero
+from posterity.evaluate.scores import Scores, score, zero
 from posterity.evaluate.selection import select, share_of_zeros
 from posterity.evaluate.summaries import FIGURES, fairness, per_client, summarise
 from posterity.evaluate.user_metrics import check_task, load_metrics, user_sums
@@ -24,7 +24,6 @@ __all__ = [
     "check_task",
     "fairness",
     "goal_of",
-    "joined",
     "listed_per_client",
     "load_metrics",
     "per_client",

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from posterity.core.network import Task
-from posterity.core.tree import record, tree_cat, tree_map
+from posterity.core.tree import record, tree_map
 
 BINS = 15  # of the top-label confidence, (b/15, (b+1)/15]
 FLAT = 10  # of all class probabilities, [b/10, (b+1)/10): a probability of one falls in no bin (MetaVD erratum M9)
@@ -66,11 +66,6 @@ def zero(clients: int, classes: int, device: torch.device | str = "cpu") -> Scor
     wide = {"bins": (BINS, 3), "flat": (FLAT, 3), "hits": (classes,), "support": (classes,)}
     sizes = {each.name: (clients, *wide.get(each.name, ())) for each in fields(Scores)}
     return Scores(**{name: torch.zeros(size, dtype=torch.float64, device=device) for name, size in sizes.items()})
-
-
-def joined(parts: list[Scores]) -> Scores:
-    """Clients of all parts, one after the other."""
-    return tree_cat(parts)
 
 
 def score(outputs: Tensor, y: Tensor, offsets: Tensor, classes: int, task: Task) -> Scores:

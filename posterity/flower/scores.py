@@ -23,8 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posterity.core.tree import tree_cat
 from posterity.engine.client import Site, passes_at
-from posterity.evaluate import METRICS, Metric, Scores, joined, per_client, rank, score, zero
+from posterity.evaluate import METRICS, Metric, Scores, per_client, rank, score, zero
 from posterity.experiment.scoring import Scored, ScoringPlace, fits_validation, score_line
 from posterity.flower.agreement import SampleSpec
 from posterity.flower.codec import CodecError
@@ -157,7 +158,7 @@ def group_lines(
     nothing = PartScores(zero(1, len(kind.classes)), {})
     for part in PARTS:
         found = [nothing if each is None else each[part] for each in clients]
-        scored = Scored(joined([each.scores for each in found]), None, {})
+        scored = Scored(tree_cat([each.scores for each in found]), None, {})
         values = _values(scored.scores, found, least)
         line = score_line(place, kind.task, part, scored, torch.tensor(train), values)
         yield _without_unknown(line) if least > 1 else line

@@ -180,10 +180,7 @@ def _notes(model: Model) -> tuple[str, ...]:
     if odd := [n for n, p in model.init(0).items() if not torch.equal(p, again[n])]:
         given = f"made twice with the same seed, the network {model.name!r} has other weights ({odd[0]})"
         raise ValueError(f"{given}: draw with torch's functions, without a generator of its own.")
-    if not model.unseeded:
-        return ()
-    names = ", ".join(model.unseeded[:5]) + (", …" if len(model.unseeded) > 5 else "")
-    return (f"the network's first weights are drawn from the seed but for {names}, which its maker sets itself",)
+    return ()
 
 
 def _tried(module: nn.Module, name: str, wanted: Wanted) -> FirstRun:

@@ -146,17 +146,8 @@ def _usable(module: nn.Module, name: str, x: Tensor) -> tuple[Tensor, bool]:
             return x.long(), True
     except Exception as error:
         floats = error if looks_up else floats
-    raise ValueError(_refusal(name, x, floats)) from floats
-
-
-def _refusal(name: str, x: Tensor, error: Exception) -> str:
-    text = (
-        f"the network {name!r} does not run on inputs of shape {tuple(x.shape[1:])}: given a batch {tuple(x.shape)}, "
-    )
-    if isinstance(error, IndexError):
-        held = f"the data hold integers from {int(x.min())} to {int(x.max())}"
-        return f"{text}{describe_error(error)} ({held}: an nn.Embedding needs more entries than the largest)"
-    return text + describe_error(error)
+    given = f"the network {name!r} does not run on inputs of shape {tuple(x.shape[1:])}, {x.min():g} to {x.max():g}"
+    raise ValueError(f"{given}: {describe_error(floats)}") from floats
 
 
 def _check_output(output: Any, name: str, classes: int, task: Task, x: Tensor) -> None:

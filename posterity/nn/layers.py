@@ -205,8 +205,6 @@ class Norm(nn.Module):
         """Which rows count (B,)."""
         if self.mask is None:
             return torch.ones(x.shape[0], dtype=torch.bool, device=x.device)
-        if self.mask.shape != x.shape[:1]:
-            raise ValueError(f"The mask has shape {tuple(self.mask.shape)} but the norm's input {tuple(x.shape)}.")
         return self.mask != 0
 
 

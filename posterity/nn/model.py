@@ -240,15 +240,6 @@ class Model(Network):
         return {n: found[n].detach().clone().to(dtype) for n in self.leaves}
 
     @cached_property
-    def unseeded(self) -> tuple[str, ...]:
-        """Parameters that no seed moves although they are no constants: all of a network that came with its weights."""
-        one, other = self.init(0), self.init(1)
-        trained = [n for n in self.leaves if n not in self.buffers]
-        return tuple(
-            n for n in trained if torch.equal(one[n], other[n]) and bool((one[n] != one[n].flatten()[:1]).any())
-        )
-
-    @cached_property
     def conv_backend(self) -> str:
         return way_of(self.module)
 

@@ -146,7 +146,7 @@ def test_a_common_test_set_belongs_to_nobody() -> None:
         ({"dataset": "synthetic", "options": {"samples": "many"}}, "samples is 'many'; expected a value like 2000"),
         ({"dataset": "polynomial", "clients": 4}, "4 clients asked for; expected 1 to 3"),
         ({"dataset": "polynomial", "partition": "dirichlet:1"}, "iid or natural for regression"),
-        ({"dataset": "cifar10", "data_dir": "nowhere"}, "the data folder nowhere does not exist.*POSTERITY_DATA"),
+        ({"dataset": "cifar10", "data_dir": "nowhere"}, r"files found: none \(looked in nowhere.*POSTERITY_DATA"),
     ],
 )
 def test_a_wrong_request_says_what_to_do(arguments: dict[str, str], message: str) -> None:

@@ -258,7 +258,7 @@ def test_lists_of_celeba_that_do_not_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("module", [audiomnist, fsdd, chars74k, celeba])
 def test_without_files_the_sentence_says_what_is_expected(tmp_path: Path, module: Any) -> None:
     named = module.__name__.rpartition(".")[2]
-    with pytest.raises(DataError, match=f"none of its files is there .*expected .*`posterity datasets {named}`"):
+    with pytest.raises(DataError, match=rf"files found: none \(looked in .*expected .*`posterity datasets {named}`"):
         module.load(tmp_path, 0)
 
 

@@ -195,11 +195,14 @@ def test_a_rule_of_yours(rules: str) -> None:
         ("{}:shuffled", r"0 numbers after the name; expected the form \w+:shuffled:MINIMUM"),
         ("{}:stripes:wide", r"invalid literal .*; expected the form \w+:stripes\[:WIDTH\]\[:SKIP\] with numbers in it"),
         ("{}:strange", r"has no parameter y, rng; expected strange\(y, clients, rng, "),
-        ("{}:one_too_few", "returned a list of 1; expected a list with the rows of each of the 3 clients"),
-        ("{}:nothing", "returned a NoneType; expected a list"),
-        ("{}:twice", "gives out row 0 more than once"),
-        ("{}:far", "returned rows from 1797 to 1799; expected .* whole numbers from 0 to 1796"),
-        ("{}:halves", "returned rows of type float32"),
+        (
+            "{}:one_too_few",
+            "returned a list, and not one entry a client; expected a list with the rows of each of the 3",
+        ),
+        ("{}:nothing", "returned a NoneType, and not one entry a client"),
+        ("{}:twice", "gives out row 0; expected .*, each at most once"),
+        ("{}:far", "gives out row 1797; expected .* whole numbers from 0 to 1796"),
+        ("{}:halves", "gives out row 0.5; expected"),
     ],
 )
 def test_what_is_wrong_with_a_rule_is_said(rules: str, text: str, message: str) -> None:

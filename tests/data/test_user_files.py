@@ -220,7 +220,7 @@ X, Y, WHO = np.zeros((6, 2)), np.arange(6) % 2, np.arange(6) // 3
         ({"x": X}, "expected one called target or y or label"),
         ({"x": X, "y": Y[:5]}, r"x has 6 rows and y the shape \(5,\)"),
         ({"x": X, "y": Y, "client": WHO[:, None]}, r"client the shape \(6, 1\); expected \(6,\)"),
-        ({"x": X * np.nan, "y": Y}, "x: feature 0, 1 is missing in all 6 rows"),
+        ({"x": X * np.nan, "y": Y}, "x: feature 0 of row 0 is nan"),
         ({"x": X + [[0, 0], [np.nan, 0], [0, np.inf]] * 2, "y": Y}, "feature . of row 1 is"),
         ({"x": X.astype(str), "y": Y}, "expected a tensor or an array of numbers"),
         ({"x": X, "y": Y * np.nan}, "target nan in row 0"),

@@ -147,7 +147,7 @@ def test_clients_whose_features_cannot_be_scaled_are_named(tmp_path: Path) -> No
     rows = [*ROWS, ("p", 0, 5, 70), ("q", 1, 5, 70), ("q", 0, 6, 90)]  # one row, and two, of which one is held out
     path = table(tmp_path / "a.csv", rows)
     said = noted(path)
-    assert "clients with a single training row: 2 (p, q). It says where their features lie" in said
+    assert "clients with a single training row, which has no scale: 2 (p, q): their scores mean nothing" in said
     assert "give --set data.scale=all" in said
     assert "single training row" not in noted(path, options={"scale": "all"})
     assert "single training row" not in noted(table(tmp_path / "b.csv", ROWS))
@@ -227,7 +227,7 @@ def test_targets_that_teach_nothing(tmp_path: Path) -> None:
 def test_arrays_with_values_that_cannot_be_used(tmp_path: Path) -> None:
     x, y, who = np.random.default_rng(0).normal(size=(12, 2)), np.arange(12) % 2, np.arange(12) // 4
     for arrays, message in (
-        ({"x": x * [1, np.nan]}, "x: feature 1 is missing in all 12 rows"),
+        ({"x": x * [1, np.nan]}, "x: feature 1 of row 0 is nan"),
         ({"x": (x * [1, np.inf]).astype(np.float16)}, "x: feature . of row 0 is -?inf"),
         ({"x": x * 1e39}, r"x: feature . of row . is .*e\+3.*nothing beyond 3.4e\+38"),
         ({"client": np.where(who == 1, np.nan, who)}, "client has no value in row 4"),
@@ -302,11 +302,11 @@ def by_hand(test: slice, x: torch.Tensor | None = None) -> Federation:
 
 
 def test_a_federation_whose_test_rows_are_trained_on_is_refused() -> None:
-    with pytest.raises(DataError, match=r"'mine': 12 rows are in train and in test \(the first is row 10, of 'a'\)"):
+    with pytest.raises(DataError, match=r"'mine': 12 rows are in train and in test \(the first is row 10\)"):
         posterity.run(method="fedavg", federation=by_hand(slice(10, 20)), rounds=1)
     with pytest.raises(DataError, match="3 rows are in validation and in test"):
         check_federation(by_hand(slice(16, 20)))
-    with pytest.raises(DataError, match=r"test names row 60 \(a test row of 'a'\) and there are 60, 0 to 59"):
+    with pytest.raises(DataError, match=r"test names row 60 and there are 60, 0 to 59"):
         check_federation(replace(by_hand(slice(17, 20)), test=Part.of([torch.tensor([60])] * 3)))
     fine = by_hand(slice(17, 20))
     assert check_federation(fine) is fine
@@ -320,14 +320,14 @@ LACKING = torch.zeros(60, 5).index_fill(0, torch.tensor(23), torch.nan)
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"y": torch.full((60,), 5)}, r"y of row 0 \(a training row of 'a'\) is 5; expected labels from 0 to 1"),
-        ({"y": torch.where(torch.arange(60) == 38, -1, 0)}, r"y of row 38 \(a test row of 'b'\) is -1"),
-        ({"y": torch.where(torch.arange(60) == 14, 2, 0)}, r"y of row 14 \(a validation row of 'a'\) is 2; expected"),
+        ({"y": torch.full((60,), 5)}, r"y of row 0 is 5; expected labels from 0 to 1"),
+        ({"y": torch.where(torch.arange(60) == 38, -1, 0)}, r"y of row 38 is -1"),
+        ({"y": torch.where(torch.arange(60) == 14, 2, 0)}, r"y of row 14 is 2; expected"),
         ({"y": torch.rand(60)}, "y is of type torch.float32 and the task is classification"),
         ({"y": torch.zeros(60, 1, dtype=torch.int64)}, r"y has the shape \(60, 1\); expected \(rows,\); flatten it"),
-        ({"task": "regression", "y": torch.full((60,), torch.inf)}, r"y of row 0 \(a training row of 'a'\) is inf"),
+        ({"task": "regression", "y": torch.full((60,), torch.inf)}, r"y of row 0 is inf"),
         ({"x": torch.zeros(59, 5)}, r"x has the shape \(59, 5\) and y 60 rows"),
-        ({"x": LACKING}, r"feature 0 of row 23 \(a training row of 'b'\) is nan; expected a number"),
+        ({"x": LACKING}, r"feature 0 of row 23 is nan; expected a number"),
         ({"names": ("a", "b")}, "2 names and train has the rows of 3 clients"),
         ({"names": ("a", "b", "c", "d")}, "4 names and train has the rows of 3 clients"),
         ({"names": ("a", "b", "a")}, "clients 0 and 2 are called 'a'; expected names that differ"),
@@ -337,9 +337,9 @@ LACKING = torch.zeros(60, 5).index_fill(0, torch.tensor(23), torch.nan)
         ({"train": Part.of([NOBODY] * 3)}, "none of its 3 members has a training row"),
         ({"train": Part.of([r[:14].double() for r in OWNED])}, "train has rows of type torch.float64"),
         ({"train": Part(OWNED[0], torch.tensor([0, 5, 9, 14]))}, "offsets of train go from 0 to 14 and it has 20 rows"),
-        ({"train": Part.of([OWNED[0][:9] - 1, OWNED[1][:9], NOBODY])}, r"train names row -1 \(a training row of 'a'\)"),
+        ({"train": Part.of([OWNED[0][:9] - 1, OWNED[1][:9], NOBODY])}, r"train names row -1"),
         ({"public": torch.tensor([60])}, "public names row 60 and there are 60"),
-        ({"test": Part.of([OWNED[1][:3], NOBODY, NOBODY])}, "the first is row 20, of 'a' and 'b'"),
+        ({"test": Part.of([OWNED[1][:3], NOBODY, NOBODY])}, "the first is row 20"),
     ],
 )
 def test_a_federation_of_yours_that_does_not_fit(changed: dict[str, object], message: str) -> None:
@@ -376,15 +376,6 @@ def test_arrays_of_numpy_are_taken() -> None:
     assert torch.equal(federation.x, torch.from_numpy(x).flip(0))
     with pytest.raises(DataError, match="dataset 'm:f': y is a ndarray of type <U1; expected a tensor or an array of"):
         check_pool(replace(pool, y=np.array(["0", "1"] * 30)), "m:f")  # type: ignore[arg-type]
-
-
-def test_a_feature_without_any_value_is_refused_wherever_it_comes_from() -> None:
-    x = torch.randn(60, 5)
-    x[:, 3] = torch.nan
-    with pytest.raises(DataError, match="federation 'mine': feature 3 is missing in all 60 rows"):
-        check_federation(by_hand(slice(17, 20), x))
-    with pytest.raises(DataError, match="dataset 'm:f': feature 3 is missing in all 60 rows"):
-        check_pool(Pool("p", x, torch.arange(60) % 2, 2), "m:f")
 
 
 @pytest.mark.parametrize(

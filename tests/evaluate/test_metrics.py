@@ -10,13 +10,13 @@ import torch
 from sklearn.metrics import accuracy_score, balanced_accuracy_score
 from torch import Tensor
 
+from posterity.core.tree import tree_cat
 from posterity.evaluate import (
     FIGURES,
     METRICS,
     Scores,
     fairness,
     goal_of,
-    joined,
     listed_per_client,
     per_client,
     rank,
@@ -37,7 +37,9 @@ def guesses(confidence: list[float], right: list[bool]) -> Scores:
 
 def clients(*results: tuple[int, int]) -> Scores:
     """One client per pair (rows, correct rows)."""
-    return joined([guesses([0.9] * n, [i < correct for i in range(n)]) if n else zero(1, 2) for n, correct in results])
+    return tree_cat(
+        [guesses([0.9] * n, [i < correct for i in range(n)]) if n else zero(1, 2) for n, correct in results]
+    )
 
 
 def test_accuracies_against_scikit_learn() -> None:

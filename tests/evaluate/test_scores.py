@@ -10,8 +10,8 @@ import torch
 from sklearn.metrics import log_loss, mean_squared_error
 from torch import Tensor
 
-from posterity.core.tree import tree_leaves, tree_named, tree_rows
-from posterity.evaluate import Scores, joined, per_client, score, zero
+from posterity.core.tree import tree_cat, tree_leaves, tree_named, tree_rows
+from posterity.evaluate import Scores, per_client, score, zero
 from posterity.evaluate.scores import split
 
 from .samples import close, predictions
@@ -113,7 +113,7 @@ def test_company_and_order_change_no_bit() -> None:
         shuffled = torch.randperm(len(y[mine]), generator=torch.Generator().manual_seed(k))
         same_bits(single, score(logs[mine][shuffled], y[mine][shuffled], bounds, 11, "classification"))
         alone.append(single)
-    same_bits(joined(alone), whole)
+    same_bits(tree_cat(alone), whole)
 
 
 def test_limbs_add_up_and_their_sums_do_not_round() -> None:

@@ -121,10 +121,6 @@ def test_norm_refuses_what_it_cannot_do():
         twin(nn.BatchNorm1d(3, momentum=None))
     with pytest.raises(ValueError, match="3 channels"):
         Norm(3)(torch.zeros(2, 4))
-    norm = Norm(3)
-    norm.mask = torch.ones(4)
-    with pytest.raises(ValueError, match="mask has shape"):
-        norm(torch.zeros(2, 3))
 
 
 def _drop(layer, key, x):
