@@ -33,7 +33,6 @@ def files(folder: str) -> list[str]:
 
 
 def starting(words: Sequence[str]) -> Callable[[str], list[str]]:
-    """The words that begin as what was typed."""
     return lambda incomplete: [word for word in words if word.startswith(incomplete) and ":" not in word]
 
 

@@ -248,7 +248,6 @@ def unseen_note(federation: Federation) -> tuple[str, ...]:
 
 
 def print_verdicts(method: str, model: str) -> bool:
-    """Run the laws on a method, each shown as soon as it is known; whether all hold."""
     made = methods.build(method)
     say(f"{method} with {model}: {len(laws.LAWS)} laws, from cause to consequence")
     verdicts = laws.check(made, model, watch=_print_verdict)
@@ -274,7 +273,6 @@ def _print_verdict(verdict: laws.Verdict) -> None:
 def tune_all(
     config: Config, names: Sequence[str], seeds: Sequence[int], trials: int, search_seed: int, folder: Path, quiet: bool
 ) -> None:
-    """Tune every method, print what was chosen, and say how to use it."""
     budget = Budget(trials, tuple(seeds), search_seed)
     suggest = parzen(budget.seeds, search_seed)
     path = tune(config, names, budget, folder, suggest, tell=(lambda line: None) if quiet else say)

@@ -134,7 +134,6 @@ def _names(path: Path, found: Mapping[str, Array], rows: int, who: str) -> Array
 
 
 def _owners(path: Path, asked: FileRows, client: str | None, column: str, told: Federation) -> list[int]:
-    """Whose model predicts each row."""
     if not len(asked.x):
         raise DataError(f"{path}: no rows; expected samples to predict for; fill in the file")
     names = {name: number for number, name in enumerate(told.names)}

@@ -274,7 +274,6 @@ def _print_pairs(comparison: Comparison) -> None:
 
 
 def print_json(folder: Path, show: str, report: Path | None) -> None:
-    """The same numbers for another program, with those of every seed and of both tables."""
     rows = complete(headline(load_runs(folder), show))
     every = [*columns(rows), *columns(rows, "further")]
     table = [{"method": r.label, "point": r.point, "mark": r.mark, "rounds": list(r.rounds), "seeds": r.seeds,

@@ -31,8 +31,6 @@ NAMES = ("crop", "flip")
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What happens to a picture (channels, height, width) each time that a client trains on it."""
-
     shape: tuple[int, int, int]
     crop: bool = False  # padded by PAD pixels on every side, and one of the places where it fits in taken
     flip: bool = False  # left and right exchanged in every second case

@@ -180,7 +180,6 @@ def receive_stack(
 
 
 def _records(sim: Simulation, engine: Engine, store: Store, here: Here) -> Personal:
-    """Everybody's record; those who have none join."""
     known = store.known[here.client.cpu()]
     if store.ready and bool(known.all()):
         return store.read(here.client)

@@ -195,7 +195,6 @@ def recorder() -> Callable[..., Play] | None:
 
 
 def _name_of(owner: Any, key: Hashable) -> str:
-    """A function as a message calls it: whose it is, and its name."""
     what = key[0] if isinstance(key, tuple) else key
     return f"{getattr(owner, '__name__', type(owner).__name__)}.{what}"
 

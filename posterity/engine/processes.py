@@ -57,7 +57,6 @@ class Processes:
         return self.rank == 0
 
     def share(self, clients: Tensor) -> Tensor:
-        """Those of `clients` that belong to this process."""
         return clients if self.size == 1 else clients[self.owner(clients) == self.rank]
 
     def owner(self, clients: Tensor) -> Tensor:

@@ -203,7 +203,7 @@ def _join(federations: Sequence[Federation], shifts: Sequence[int]) -> Federatio
 
 
 def _shifts(federations: Sequence[Federation]) -> tuple[int, ...]:
-    """Where the samples of each federation begin in the joint pool; all at 0 if they are the same."""
+    """Where the samples of each begin in the joint pool; all at 0 if they are the same."""
     first = federations[0]
     if all(f.x.shape == first.x.shape and torch.equal(f.x, first.x) and torch.equal(f.y, first.y) for f in federations):
         return (0,) * len(federations)

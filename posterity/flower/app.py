@@ -148,7 +148,6 @@ def _who(context: Context) -> tuple[RunSettings, str, Path]:
 
 
 def _place(context: Context) -> Path | None:
-    """Where it is written down what left this client; None: its configuration does not say."""
     try:
         run, name, folder = _who(context)
     except ValueError:

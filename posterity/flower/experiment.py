@@ -82,7 +82,6 @@ def open_server(
     config: Config, exchange: Exchange, folder: Path, sites: int, watch: Watch = print, public: Tensor | None = None,
     wait: float = WAIT, rules: RoundRules = RoundRules(),
 ) -> Server:  # fmt: skip
-    """The server of a new experiment, or of one that was begun in this folder."""
     rows = 0 if public is None else len(public)
     saved = run_folder.read_checkpoint(folder)
     roster, lacking = Roster(), []
@@ -124,7 +123,6 @@ def save(server: Server) -> None:
 
 
 def _begin(server: Server) -> None:
-    """What must be said before the first round; a method may refuse a run of this size."""
     config, facts, method = server.config, server.agreement.facts, server.agreement.method
     participation, able = server.participation, len(server.roster.able)
     plan = Plan(facts.clients, config.rounds, participation.size(able), participation.probability)

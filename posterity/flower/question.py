@@ -171,7 +171,7 @@ class RoundQuestions:
         return {point: read_scores(each, kind, least) for point, each in zip(asked, given, strict=True)}
 
     def factor_like(self, client: Registered, number: int) -> Tree | None:
-        """The structure of what a client takes along when it leaves; None: it cannot be told."""
+        """What a client takes along when it leaves; None: it cannot be told."""
         return self.agreement.method.factor(self._here(client, number).personal)
 
     def _here(self, client: Registered, number: int) -> Here:

@@ -154,7 +154,7 @@ def _numbers(value: Any, like: Tensor, name: str) -> Tensor:
 def group_lines(
     place: ScoringPlace, clients: Sequence[PointScores | None], train: Sequence[int], kind: SampleSpec, least: int
 ) -> Iterator[ScoreLine]:
-    """The lines of a group of clients at one point; None: a client that said nothing."""
+    """None: a client that said nothing."""
     nothing = PartScores(zero(1, len(kind.classes)), {})
     for part in PARTS:
         found = [nothing if each is None else each[part] for each in clients]
@@ -165,7 +165,6 @@ def group_lines(
 
 
 def _values(scores: Scores, clients: Sequence[PartScores], least: int) -> dict[str, Tensor]:
-    """Every metric of each client: made of its sums, or as it said."""
     made = per_client(scores)
     for metric in _extra_metrics(scores.classes, least):
         said = [each.metrics.get(metric.name, math.nan) for each in clients]

@@ -184,12 +184,10 @@ class Server:
                 yield waiting.pop(place), reply
 
     def scored(self, request: RoundQuestions) -> list[Registered]:
-        """All who are asked in a round: its cohort, and who is only scored."""
         others = [client for client in self.roster.known if client.name not in request.cohort] if request.points else []
         return [self.roster.clients[name] for name in request.cohort] + others
 
     def without(self, cohort: Sequence[str], visited: engine.Accumulator) -> list[Registered]:
-        """Those of a cohort whose message is not in the sum."""
         there = {number for clients, _ in visited.records for number in clients.tolist()}
         return [self.roster.clients[name] for name in cohort if self.roster.numbers[name] not in there]
 

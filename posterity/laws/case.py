@@ -151,7 +151,7 @@ def small_federation(shape: tuple[int, ...], classes: int = 4) -> Federation:
 
 
 def renumbered(federation: Federation, order: Tensor) -> Federation:
-    """The same federation in which client j is called what `order[j]` was called before."""
+    """Client j is called what `order[j]` was called before."""
     ids = [*order.tolist(), *range(federation.members, federation.clients)]
     parts = (federation.train, federation.validation, federation.test)
     train, validation, test = (Part.of([part.client(k) for k in ids]) for part in parts)
@@ -188,7 +188,7 @@ Change = Callable[[Tensor, Message, Personal], tuple[Message, Personal]] | None
 
 @dataclass(frozen=True)
 class RoundHistory:
-    """One round, as it ended; messages and records in the order of the clients."""
+    """Messages and records are in the order of the clients."""
 
     clients: Tensor
     sent: Message

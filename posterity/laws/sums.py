@@ -83,7 +83,6 @@ def law_weights(case: Case) -> None:
 
 
 def _weighed(part: Any, log_share: float) -> Any:
-    """A part of a message at e^log_share of its weight; None where the kind has no weight."""
     share = math.exp(log_share)
     if isinstance(part, Mean):
         return Mean(tree_map(lambda w: w * share, part.weight), part.value)

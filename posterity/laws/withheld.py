@@ -33,8 +33,6 @@ MOVED = 1.0  # added to every number of a sample
 
 @dataclass(frozen=True)
 class RareClass:
-    """A class of which a client has few samples, and one of which it has many."""
-
     client: int
     label: int
     common: int
