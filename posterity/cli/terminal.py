@@ -261,7 +261,7 @@ def _print_pairs(comparison: Comparison) -> None:
     title = f"neighbours, paired over {findings.paired_over(comparison)}{unit}"
     table = Table(title=title, **COMPACT)
     heads = ("Difference", "95 % interval", f"p (Holm, {comparison.tested})", "seeds needed")
-    lines = findings.lines(comparison, findings.neighbours(comparison))
+    lines = findings.lines(comparison, [(k, k + 1) for k in range(len(comparison.rows) - 1)])
     numbers = [(line.difference, line.interval, line.p, line.needed) for line in lines]
     table.add_column("Pair", overflow="fold", min_width=PAIR)
     for head, cells in zip(heads, zip(*numbers, strict=True), strict=True):

@@ -16,7 +16,7 @@ from posterity.data.federation import Federation
 from posterity.evaluate import goal_of, select
 from posterity.evaluate.selection import diverged_nll
 from posterity.runs import files
-from posterity.runs.folder import RUN, is_superseded
+from posterity.runs.folder import RUN, runs_below
 from posterity.runs.lines import Line, ScoreLine, rounds_of, scores_of
 
 FAR_OFF = 1e6  # times the variance of the targets: squared errors of one that has exploded
@@ -85,7 +85,5 @@ def warn(why: str, out: Path | None) -> None:
 
 def diverged_runs(folder: Path) -> list[str]:
     """What is to be said about the runs in or under a folder that are no results."""
-    found = [path.parent for path in sorted(folder.rglob(RUN)) if folder.is_dir()]
-    told = {path: files.read_json(path / RUN).get("diverged") for path in found
-            if not is_superseded(path, folder)}  # fmt: skip
+    told = {path: files.read_json(path / RUN).get("diverged") for path in runs_below(folder)}
     return [f"{path}: {why}" for path, why in told.items() if why]

@@ -159,7 +159,6 @@ class RunState:
         self.round, self.length, self.kept = facts["round"], facts["length"], facts.get("kept", [])
         self.commit, self.seconds = facts["commit"], facts["seconds"]
         if checkpoint is not None:
-            folder.check_state(leaves, checkpoint, self.only_read)
             leaves = {name: leaf.to(self.sim.root.device) for name, leaf in leaves.items()}
             self.state = folder.restore(self.state, leaves, "state")
 

@@ -302,10 +302,6 @@ def lines(comparison: Comparison, keys: Sequence[tuple[int, int]]) -> list[PairT
     return made
 
 
-def neighbours(comparison: Comparison) -> list[tuple[int, int]]:
-    return [(k, k + 1) for k in range(len(comparison.rows) - 1)]
-
-
 def paired_over(comparison: Comparison) -> str:
     split = {pair.design != "seeds" for pair in comparison.pairs.values() if pair.p is not None}
     if split == {True, False}:

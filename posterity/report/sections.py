@@ -219,8 +219,8 @@ def run_notes(rows: Sequence[Row]) -> list[tuple[str, str]]:
     who: dict[str, list[str]] = {}
     for row in rows:
         for run in (*row.arm.runs, *row.arm.aside):
-            for note in _sentences(run.facts.get("notes")):
-                labels = who.setdefault(note, [])
+            for note in run.facts.get("notes") or ():
+                labels = who.setdefault(str(note), [])
                 if row.label not in labels:
                     labels.append(row.label)
     return [("" if len(labels) == len(rows) > 1 else ", ".join(labels), note) for note, labels in who.items()]
@@ -232,12 +232,6 @@ def data_notes(runs: Sequence[Run]) -> list[str]:
     for note in dict.fromkeys(note for run in runs for note in run.federation.notes):
         found.setdefault(NUMBER.sub("#", note), []).append(note)
     return [same[0] + (" (other numbers with other seeds)" if len(same) > 1 else "") for same in found.values()]
-
-
-def _sentences(given: object) -> list[str]:
-    if isinstance(given, str):
-        return [given] if given else []
-    return [str(each) for each in given] if isinstance(given, (list, tuple)) else []
 
 
 def _method(run: Run) -> dict[str, object]:
@@ -366,13 +360,13 @@ def cautions(runs: Sequence[Run], rows: Sequence[Row]) -> list[str]:
 
 
 def unlike(rows: Sequence[Row]) -> list[str]:
-    """What besides the method is not the same in all rows: settings, data, seeds, source."""
+    """What besides the method is not the same in all rows: settings, data, seeds."""
     said, firsts = [], [row.arm.runs[0] for row in rows]
     for key in SETTING:
         values = {str(table.settings(run).get(key)) for run in firsts}
         if len(values) > 1:
             said.append(f"The methods were not run with the same {key.replace('_', ' ')}: {', '.join(sorted(values))}.")
-    said += _other_data(rows) + _edited(rows)
+    said += _other_data(rows)
     seeds = {tuple(sorted(r.seed for r in row.arm.runs if r.seed is not None)) for row in rows}
     if len(seeds) > 1:
         said.append("The methods were not run with the same seeds; see “Every run”.")
@@ -402,18 +396,6 @@ def _other_data(rows: Sequence[Row]) -> list[str]:
         return []
     return [f"The methods were not run on the same data, or not on the same parts of them (seed {join(seeds)}): "
             "clients are not paired there."]  # fmt: skip
-
-
-def _edited(rows: Sequence[Row]) -> list[str]:
-    """Methods whose own source, outside this package, was not the same in all of their runs."""
-    said = []
-    for row in rows:
-        own = [{n: s for n, s in (r.facts.get("sources") or {}).items() if not n.startswith("posterity.")}
-               for r in row.arm.runs if "sources" in r.facts]  # fmt: skip
-        names = sorted({n for each in own for n in each if each[n] != own[0].get(n)})
-        if names:
-            said.append(f"{row.label}: the source of {join(names)} was edited between its runs.")
-    return said
 
 
 def _fate(run: Run, rows: Sequence[Row]) -> str:

@@ -38,7 +38,11 @@ LATEX = {
 def caption(rows: Sequence[Row]) -> str:
     """What the numbers are, in a sentence."""
     rule = rows[0].rule
-    over = f"mean ± sample standard deviation over {_seeds(rows)}; " if max(r.seeds for r in rows) > 1 else ""
+    over = (
+        f"mean ± sample standard deviation over {verdict.span([r.seeds for r in rows])} seeds; "
+        if max(r.seeds for r in rows) > 1
+        else ""
+    )
     return f"{rule}: {RULE[rule]}; {over}{_bold(rows)}."
 
 
@@ -49,12 +53,6 @@ def _bold(rows: Sequence[Row]) -> str:
     why = verdict.untested(main_comparison(rows))
     more = f"; nothing is tested, because {why}" if why else ", and what is not separated from it"
     return f"bold: the best of its column{more}"
-
-
-def _seeds(rows: Sequence[Row]) -> str:
-    counts = sorted({row.seeds for row in rows})
-    told = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"{told} seeds"
 
 
 def name_of(row: Row) -> str:

@@ -22,6 +22,7 @@ from posterity.evaluate.selection import diverged_nll
 from posterity.runs.lines import ScoreLine
 from posterity.runs.read import ReportError, Run
 from posterity.settings.config import settings_where
+from posterity.settings.hyperparameters import flat_settings
 
 RULES = {
     "validated": "the round is chosen on the validation half of the held-out data; "
@@ -348,17 +349,7 @@ def draws(run: Run) -> tuple[int | None, Any]:
 
 def settings(run: Run) -> dict[str, Any]:
     """The configuration as dotted keys, without what only names or places the run."""
-    flat: dict[str, Any] = {}
-
-    def walk(table: Mapping[str, Any], prefix: str) -> None:
-        for key, value in table.items():
-            if isinstance(value, Mapping):
-                walk(value, f"{prefix}{key}.")
-            elif prefix or key not in INCIDENTAL:
-                flat[prefix + key] = value
-
-    walk(run.config, "")
-    return flat
+    return {name: value for name, value in flat_settings(run.config).items() if name not in INCIDENTAL}
 
 
 def _suffix(mine: Mapping[str, Any], others: Sequence[Mapping[str, Any]], most: int = 3) -> str:

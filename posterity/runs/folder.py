@@ -40,7 +40,6 @@ CHECKPOINT, METRICS, CONFIG, RUN = "checkpoint.safetensors", "metrics.jsonl", "c
 PREVIOUS = "checkpoint.previous.safetensors"
 PLAN = "comparison.json"  # what a comparison is to run, so that `resume` knows what has not begun
 PERSONAL = "personal"
-COUNTS = ("round", "length", "commit")  # facts that are whole numbers
 MARK = ".before-"  # in the name of a run that was done again, before its number
 THREADS = 4096  # more than any machine is asked for
 OURS = re.compile(
@@ -175,14 +174,9 @@ def read_saved(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 def _facts(path: Path) -> dict[str, Any]:
     """The facts of a file of tensors that is as it was written."""
     try:
-        facts: dict[str, Any] = json.loads(files.check_tensors(path)["facts"])
-        wrong = [f"{name} is {facts[name]!r}" for name in COUNTS if not 0 <= facts.get(name, 0) < 2**62
-                 or type(facts.get(name, 0)) is not int]  # fmt: skip
+        return dict(json.loads(files.check_tensors(path)["facts"]))
     except (KeyError, TypeError, json.JSONDecodeError, RecursionError) as error:
         raise DamagedFile(f"{path} holds no facts of a checkpoint ({error}); {ADVICE}") from None
-    if wrong:
-        raise DamagedFile(f"{path}: {wrong[0]}, which is no number of anything; {ADVICE}")
-    return facts
 
 
 def restore(template: Tree, leaves: Mapping[str, torch.Tensor], top: str) -> Tree:
@@ -195,19 +189,6 @@ def restore(template: Tree, leaves: Mapping[str, torch.Tensor], top: str) -> Tre
                 "method, model or federation"
             )
     return tree_filled(template, {n: t for n, t in leaves.items() if n.startswith(f"{top}/")}, top)
-
-
-def check_state(leaves: Mapping[str, torch.Tensor], path: Path, only_read: bool) -> None:
-    """Refuse to go on from a state that holds NaN; one that is only read is remarked."""
-    floats = {name: leaf for name, leaf in leaves.items() if name.startswith("state/") and leaf.is_floating_point()}
-    name = next((name for name, leaf in floats.items() if bool(leaf.isnan().any())), None)
-    if name is None:
-        return
-    sentence = f"{path} holds NaN at {name}: the run has diverged, or the file was edited"
-    if not only_read:
-        raise ValueError(f"{sentence}. Nothing can be learned from there: begin again in another folder, with a "
-                         "smaller step size (--lr) if it diverged")  # fmt: skip
-    warnings.warn(sentence, stacklevel=2)
 
 
 # --- lines -------------------------------------------------------------------------------------------------------

@@ -248,9 +248,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ValueError(f"there is no configuration file {path}") from None
     except OSError as error:
         raise ValueError(f"the configuration file {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not a text file in UTF-8; expected a configuration in TOML") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
 
 

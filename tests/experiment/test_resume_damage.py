@@ -254,22 +254,6 @@ def test_an_edited_configuration_is_noticed(made, tmp_path):
     assert "start a new run with the new one (posterity run --config" in take_up(out).text
 
 
-def test_nan_in_the_state_is_noticed(made, tmp_path):
-    for kind, expected in (("memory cut", "refused"), ("memory finished", "remarked")):
-        out = copy_of(made, kind, tmp_path)
-        leaves, facts = run_folder.read_checkpoint(out)
-        next(leaf for name, leaf in leaves.items() if name.startswith("state/"))[0] = float("nan")
-        trees: dict[str, dict[str, torch.Tensor]] = {}
-        for name, leaf in leaves.items():
-            top, _, rest = name.partition("/")
-            trees.setdefault(top, {})[rest] = leaf
-        run_folder.save_checkpoint(out, trees, facts)
-        outcome = take_up(out)
-        assert outcome.kind == expected
-        assert "holds NaN at state/" in outcome.text
-        shutil.rmtree(out)
-
-
 def test_other_versions_are_remarked(made, tmp_path):
     out = copy_of(made, "memory cut", tmp_path)
     facts = files.read_json(out / run_folder.RUN)
@@ -284,9 +268,6 @@ def test_absurd_numbers_allocate_nothing(tmp_path, made):
     for name in (run_folder.CHECKPOINT, run_folder.PREVIOUS):
         (out / name).write_bytes((2**46).to_bytes(8, "little") + b"{}")
     assert "are a table of contents: it was cut off or damaged" in take_up(out).text
-    for name in (run_folder.CHECKPOINT, run_folder.PREVIOUS):
-        run_folder.save_checkpoint(out, {}, {"commit": 1, "length": 1e30}, name)
-    assert "length is 1e+30, which is no number of anything" in take_up(out).text
     files.write_json(out / run_folder.RUN, {**files.read_json(out / run_folder.RUN), "threads": 10**9})
     assert "threads: 1000000000" in take_up(out).text
 

@@ -98,15 +98,6 @@ def test_other_settings_are_told(tmp_path: Path, name: str, value: str) -> None:
     assert f"not run with the same {name.replace('_', ' ')}: " in said
 
 
-def test_a_source_that_was_edited_between_seeds_is_told(tmp_path: Path) -> None:
-    """Of one's own module; another version of this package is told by its commit."""
-    for path in two_methods(tmp_path).glob("fedper/*/run.json"):
-        facts = json.loads(path.read_text())
-        facts["sources"] = {"mine": path.parent.name == "seed-2", "posterity.core": path.parent.name}
-        path.write_text(json.dumps(facts))
-    assert unlike(headline(load_runs(tmp_path))) == ["FedPer: the source of mine was edited between its runs."]
-
-
 def test_a_run_that_is_there_twice_counts_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     two_methods(tmp_path)
     before = {row.label: row.cells["accuracy"].mean for row in headline(load_runs(tmp_path))}
