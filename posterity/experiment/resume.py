@@ -23,7 +23,7 @@ from __future__ import annotations
 import sys
 import tomllib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
@@ -206,20 +206,15 @@ def _data_changes(path: Path, facts: Mapping[str, Any], config: Config, known: K
 
 def begin_again(name: str, changed: Mapping[Path, tuple[str, ...]], tell: Tell) -> None:
     """Move the runs of one method aside that were begun with another one, and say so."""
-    places = dict(zip(changed, move_aside(list(changed)), strict=True))
+    with ExitStack() as stack:
+        for path in changed:
+            stack.enter_context(files.locked(path))
+        places = {path: path.rename(place_aside(path)) for path in changed}
     for changes in dict.fromkeys(changed.values()):
         moved = [path for path, why in changed.items() if why == changes]
         tell(f"{name}: {'; '.join(changes)}. What it had done ({', '.join(path.name for path in moved)}) is kept as "
              f"{places[moved[0]]}{' and so on' * (len(moved) > 1)}, counts no more, and is done again as far as it is "
              "asked for")  # fmt: skip
-
-
-def move_aside(paths: Sequence[Path]) -> list[Path]:
-    """Move runs of one method aside; where they are now."""
-    with ExitStack() as stack:
-        for path in paths:
-            stack.enter_context(files.locked(path))
-        return [path.rename(place_aside(path)) for path in paths]
 
 
 # --- the data of a run -------------------------------------------------------------------------------------------

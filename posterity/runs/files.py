@@ -26,7 +26,6 @@ from typing import IO, Any
 FORMAT = "2"
 BLANK = "0" * 64
 SEAL = re.compile(rb'"checksum": ?"([0-9a-f]{64})"')
-PIECE = 2**20  # bytes that are read at once
 MOST = 2**30  # bytes of a text that is read whole
 LOCK = "lock"
 ADVICE = "put a whole copy of it back, or begin again in another folder"
@@ -162,11 +161,8 @@ def checksum_of(path: Path) -> str:
         return _sum(file)
 
 
-def _sum(file: IO[bytes], before: bytes = b"") -> str:
-    found = hashlib.sha256(before)
-    while piece := file.read(PIECE):
-        found.update(piece)
-    return found.hexdigest()
+def _sum(file: Any, before: bytes = b"") -> str:
+    return hashlib.file_digest(file, lambda: hashlib.sha256(before)).hexdigest()
 
 
 def sealed(data: bytes) -> bytes:
