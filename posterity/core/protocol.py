@@ -255,6 +255,7 @@ class Method(Protocol):
         differences: names of its means that hold how far leaves moved, and not where they are
         class_statistics: what it gathers class by class, by its name in `kept`, and the parts of its message that are
             made of it; classes of too few samples are taken out before `message` (`wrapper.py`)
+        without_base: what becomes of it with a network that is all head; empty: nothing worth a word
         secret: whether it protects clients by what its server draws (`+dp`)
     """
 
@@ -265,6 +266,7 @@ class Method(Protocol):
     adaptation: ClassVar[int] = 1
     differences: ClassVar[tuple[str, ...]] = ()
     class_statistics: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    without_base: ClassVar[str] = ""
     secret: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -305,7 +307,9 @@ class Method(Protocol):
 
     def remarks(self, model: Network) -> tuple[str, ...]:
         """In sentences: what must be known about this method with this network, such as that it is another one here."""
-        return ()
+        if model.base_names or not self.without_base:
+            return ()
+        return (f"{self.label} {self.without_base}: all of the network {model.name!r} is head",)
 
     def announce(self, plan: Plan) -> tuple[str, ...]:
         """In sentences: what must be known of a run of this size before it begins; a ValueError refuses the run."""

@@ -94,6 +94,7 @@ class FedCP(core.Method):
     reference = "Zhang et al., KDD 2023"
     absent = "cohort only: an absent client keeps its head"
     outside = "the server's model, its head as both heads"
+    without_base = "shares its policy and mixed head only"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=core.Training(lr=0.005))
     lam: float = core.hyper(
@@ -113,11 +114,6 @@ class FedCP(core.Method):
             )
         like = next(iter(params.values()))
         return core.Leaves({**params, **policy(model.feature_dim).init(core.fold(facts.key, 0), like)})
-
-    def remarks(self, model: core.Network) -> tuple[str, ...]:
-        if model.base_names:
-            return ()
-        return (f"FedCP shares its policy and mixed head only: all of the network {model.name!r} is head",)
 
     def join(self, here: core.Here) -> core.Personal:
         return split(here.shared.params, here.model.head_names)[1]

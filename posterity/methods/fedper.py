@@ -41,6 +41,7 @@ class FedPer(core.Method):
     reference = "Arivazhagan et al., 2019"
     absent = "cohort only: an absent client keeps its head"
     outside = "the server's base with the initial head"
+    without_base = "shares nothing here, and every client trains alone"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train")
     loss: core.Loss = core.fit  # a wrapper may replace it
@@ -50,11 +51,6 @@ class FedPer(core.Method):
 
     def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
         return Shared(split(state.params, state.head)[0]), ()
-
-    def remarks(self, model: core.Network) -> tuple[str, ...]:
-        if model.base_names:
-            return ()
-        return (f"FedPer shares nothing here: all of the network {model.name!r} is head, so every client trains alone",)
 
     def join(self, here: core.Here) -> core.Personal:
         return split(here.initial, here.model.head_names)[1]

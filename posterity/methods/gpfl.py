@@ -106,6 +106,7 @@ class GPFL(core.Method):
     reference = "Zhang et al., ICCV 2023"
     absent = "cohort only: an absent client keeps its head (and with `lagged` its table)"
     outside = "the server's base and valve, with the initial head and the mean of the class embeddings"
+    without_base = "shares its table and valve only"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=core.Training(lr=0.005))
     lam: float = core.hyper(
@@ -128,11 +129,6 @@ class GPFL(core.Method):
 
     def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
         return Shared(split(state.params, state.head)[0], state.begun), ()
-
-    def remarks(self, model: core.Network) -> tuple[str, ...]:
-        if model.base_names:
-            return ()
-        return (f"GPFL shares its table and valve only: all of the network {model.name!r} is head",)
 
     def join(self, here: core.Here) -> core.Personal:
         return self.kept_at_home(here.initial, here.shared.base[TABLE], here.model)

@@ -42,6 +42,7 @@ class LGFedAvg(core.Method):
     reference = "Liang et al., 2020"
     absent = "cohort only: an absent client keeps its base"
     outside = "the server's head on the base that all clients begin with"
+    without_base = "is FedAvg here, bit for bit"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train")
     warm_rounds: int = core.hyper(0, "R: first rounds, which are FedAvg's", "FedBPS, PFLlib; paper: warm", ge=0)
@@ -52,11 +53,6 @@ class LGFedAvg(core.Method):
 
     def offer(self, state: State, client: Tensor | None) -> tuple[core.Leaves, core.Own]:
         return core.Leaves(state.params if self.warm_rounds else split(state.params, state.head)[1]), ()
-
-    def remarks(self, model: core.Network) -> tuple[str, ...]:
-        if model.base_names:
-            return ()
-        return (f"LG-FedAvg is FedAvg here, bit for bit: all of the network {model.name!r} is head, which is shared",)
 
     def join(self, here: core.Here) -> Personal:
         return Personal(split(here.initial, here.model.head_names)[0], torch.zeros_like(here.n))

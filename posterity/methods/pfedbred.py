@@ -30,10 +30,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.func import grad
 
 from posterity import core
+from posterity.methods.pfedme import PFedMe
 
 AUTHORS = "authors' code"
 AUTHORS_TRAINING = core.Training(lr=0.01, steps=20, batch=20)
@@ -68,6 +68,9 @@ class PFedBreD(core.Method):
     )
     beta: float = core.hyper(1.0, "β: step size of the server", AUTHORS, ge=0)
     loss: core.Loss = core.fit  # a wrapper may replace it
+
+    predict = PFedMe.predict
+    remarks = PFedMe.remarks
 
     def kept(self, theta: core.Params, local: core.Params, here: core.Here) -> core.Personal:
         """θ_k, and l_k where the prior looks at it."""
@@ -118,12 +121,3 @@ class PFedBreD(core.Method):
 
     def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Leaves:
         return core.Leaves(core.averaged(state.params, total, self.beta, now.model))  # (f)
-
-    def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
-        return core.log_predictive(core.second_of(carry.params), x, here)
-
-    def remarks(self, model: core.Network) -> tuple[str, ...]:
-        step = self.lam * max(self.prox_lr, self.local.lr)
-        if step <= 1:
-            return ()
-        return (f"pFedBreD's steps may overshoot: lam · lr and lam · prox_lr should be at most 1, not {step:g}",)

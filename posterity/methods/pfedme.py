@@ -25,9 +25,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from posterity import core
+from posterity.methods.ditto import Ditto
 
 AUTHORS = "authors' code"
 
@@ -51,11 +50,10 @@ class PFedMe(core.Method):
     beta: float = core.hyper(1.0, "β: step size of the server", AUTHORS, ge=0)
     loss: core.Loss = core.fit  # a wrapper may replace it
 
-    def join(self, here: core.Here) -> core.Personal:
-        return dict(here.shared.params)
-
-    def start(self, here: core.Here) -> core.Params:
-        return {**here.shared.params, **core.as_second(here.personal)}
+    join = Ditto.join
+    start = Ditto.start
+    message = Ditto.message
+    predict = Ditto.predict
 
     def direction(self, moving: core.Params, still: core.Params, batch: core.Batch, here: core.Here) -> core.Update:
         """The gradient of the envelope at the local model, and the personal model that it comes from."""
@@ -69,17 +67,11 @@ class PFedMe(core.Method):
         how = self.local.schedule()
         return (core.directed(self.direction, self.local.make_optimiser(), core.first_network, copies=12, **how),)
 
-    def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
-        return core.weighted(core.first_of(carry.params), here), core.second_of(carry.params)
-
     def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Leaves:
         return core.Leaves(core.averaged(state.params, total, self.beta, now.model))  # (c)
-
-    def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
-        return core.log_predictive(core.second_of(carry.params), x, here)
 
     def remarks(self, model: core.Network) -> tuple[str, ...]:
         step = self.lam * max(self.prox_lr, self.local.lr)
         if step <= 1:
             return ()
-        return (f"pFedMe's steps may overshoot: lam · lr and lam · prox_lr should be at most 1, not {step:g}",)
+        return (f"{self.label}'s steps may overshoot: lam · lr and lam · prox_lr should be at most 1, not {step:g}",)
