@@ -176,11 +176,13 @@ def _notes(model: Model) -> tuple[str, ...]:
     """What a reader must know about the weights that a run begins with."""
     if not model.fresh:
         return (KEPT,)
-    again = model.init(0)
-    if odd := [n for n, p in model.init(0).items() if not torch.equal(p, again[n])]:
+    first, again, other = model.init(0), model.init(0), model.init(1)
+    if odd := [n for n in first if not torch.equal(first[n], again[n])]:
         given = f"made twice with the same seed, the network {model.name!r} has other weights ({odd[0]})"
         raise ValueError(f"{given}: draw with torch's functions, without a generator of its own.")
-    return ()
+    same = [n for n in first if n not in model.buffers and torch.equal(first[n], other[n])]
+    fixed = [n for n in same if bool((first[n] != first[n].flatten()[:1]).any())]  # no constants
+    return (f"the seed does not draw {', '.join(fixed[:5])}, which the network's maker sets itself",) * bool(fixed)
 
 
 def _tried(module: nn.Module, name: str, wanted: Wanted) -> FirstRun:

@@ -196,6 +196,27 @@ class Parity(nn.Module):
 
 
 # --- weights ------------------------------------------------------------------------------------------------
+class Bare(Plain):
+    """A parameter without a reset."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.randn(12))
+
+    def forward(self, x):
+        return self.top(torch.relu(self.body(x.flatten(1)) + self.shift))
+
+
+@pytest.mark.parametrize(("net", "odd"), [(Bare, "shift"), (Attending, "")])
+def test_what_the_seed_does_not_move_is_named(net, odd):
+    shape = (1, 8, 8)
+    assert as_network(net, shape, 10).notes == ()  # made anew: all of it is drawn
+    head = "top" if net is Bare else "fc"
+    notes = as_network(wrap(net(), head, 10, shape=shape), shape, 10).notes
+    assert ("shift" in "".join(notes)) == bool(odd)
+    assert not any("in_proj" in note for note in notes)
+
+
 def test_makers_that_draw_elsewhere_are_seeded_or_refused():
     def by_numpy():
         net = Plain()
