@@ -283,7 +283,8 @@ def merge(left: Message, right: Message) -> Message:
 
 def fold_stack(stack: Message) -> Message:
     """Add up a stack of clients, in float64 (on the host where the device has none)."""
-    return {name: part.fold(_widened(part)) for name, part in _on_host(stack).items()}
+    stack = tree_map(lambda leaf: leaf.cpu() if leaf.device.type == "mps" else leaf, stack)  # no float64 there
+    return {name: part.fold(_widened(part)) for name, part in stack.items()}
 
 
 def _widened(part: Any) -> Any:
@@ -296,10 +297,6 @@ def _widened(part: Any) -> Any:
 def zero_like(total: Message) -> Message:
     """The total of no clients."""
     return {name: part.zero() for name, part in total.items()}
-
-
-def _on_host(tree: Tree) -> Tree:
-    return tree_map(lambda leaf: leaf.cpu() if leaf.device.type == "mps" else leaf, tree)  # no float64 there
 
 
 def _spread(weight: Tensor, leaf: Tensor) -> Tensor:

@@ -69,9 +69,7 @@ def _load(path: str) -> Metric:
     module, colon, name = path.partition(":")
     if not colon or not module or not name:
         raise ValueError(f"--metrics takes package.module:name, separated by commas; {path!r} was given")
-    metric, home = find_outside(path, "metric")
+    metric, _ = find_outside(path, "metric")
     if not isinstance(metric, Metric):
-        some = [n for n, value in vars(home).items() if isinstance(value, Metric)]
-        raise ValueError(f"{path!r} is not a metric (a posterity.evaluate.Metric); metrics in {module}: "
-                         f"{', '.join(some) or 'none'}")  # fmt: skip
+        raise ValueError(f"{path!r} is a {type(metric).__name__} and no posterity.evaluate.Metric")
     return metric

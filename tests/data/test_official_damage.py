@@ -330,7 +330,10 @@ ROW = [[0.5] * 784]
         ),
         (b'{"users": ["a"], "num_samples": [1], "user_data": {}}', "KeyError: 'a'"),
         (b'{"users": [3], "num_samples": [1], "user_data": {"3": 1}}', "KeyError: 3"),
-        (b'{"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [[NaN]], "y": [1]}}}', "it holds NaN"),
+        (
+            b'{"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [[NaN]], "y": [1]}}}',
+            "not 784 numbers from 0 to 1",
+        ),
     ],
 )
 def test_damaged_files_of_leaf(tmp_path: Path, data: bytes, message: str) -> None:

@@ -173,8 +173,8 @@ def test_without_it_nothing_is_said(tmp_path: Path) -> None:
     ("given", "told"),
     [
         ("no_such_module:kappa", "there is no module 'no_such_module'"),
-        ("my_metrics:nothing", "is not a metric .* kappa, worst, whole"),
-        ("my_metrics:missing", "is not a metric"),
+        ("my_metrics:nothing", "is a .* and no posterity.evaluate.Metric"),
+        ("my_metrics:missing", "is a .* and no posterity.evaluate.Metric"),
         ("my_metrics", "takes package.module:name"),
         ("my_metrics:taken", "'ece' .* is taken"),
         ("my_metrics:kappa,my_metrics:kappa", "'kappa' .* is taken"),
