@@ -146,14 +146,6 @@ class Question:
         return passes_at(setting, self.point, self.epochs)
 
 
-def score(
-    sim: Simulation, engine: Engine, state: State, store: Store, clients: Tensor, round: int, parts: Sequence[Part],
-    point: str, epochs: int | None = None, newcomers: bool = False,
-) -> list[list[Tensor]]:  # fmt: skip
-    """Outputs of the personal models for each part, one tensor per client of `clients`."""
-    return answer(sim, engine, state, store, Question(clients, parts, point, epochs, newcomers), round)
-
-
 def answer(
     sim: Simulation, engine: Engine, state: State, store: Store, asked: Question, round: int
 ) -> list[list[Tensor]]:

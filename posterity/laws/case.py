@@ -22,7 +22,7 @@ from posterity.core.tree import Tree, tree_cat, tree_map, tree_named, tree_rows
 from posterity.data.federation import Federation, Part
 from posterity.engine.client import Passes, Visit
 from posterity.engine.engines import Engine, find_engine
-from posterity.engine.round import first_state, score, train_round
+from posterity.engine.round import Question, answer, first_state, train_round
 from posterity.engine.server import RoundLog
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Store
@@ -279,7 +279,8 @@ def predictions(
 ) -> list[Tensor]:
     """Outputs on everything held out, one tensor per client."""
     ids, parts = torch.tensor(list(clients)), [sim.federation.test, sim.federation.validation]
-    found = score(sim, find_engine(engine), state, store, ids, len(COHORTS), parts, point, newcomers=newcomers)
+    asked = Question(ids, parts, point, newcomers=newcomers)
+    found = answer(sim, find_engine(engine), state, store, asked, len(COHORTS))
     return [torch.cat(pair) for pair in zip(*found, strict=True)]
 
 

@@ -19,7 +19,7 @@ from posterity.data.federation import Part
 from posterity.engine.blocks import declared_bytes, footprint
 from posterity.engine.client import Passes, Visit
 from posterity.engine.engines import STACKED, Engine
-from posterity.engine.round import first_state, score, train_round
+from posterity.engine.round import Question, answer, first_state, train_round
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Store
 from posterity.laws.case import Broken, Case, small_federation
@@ -105,7 +105,7 @@ def law_memory(case: Case) -> None:
     for number in range(1, ROUNDS + 1):
         state, _ = train_round(sim, counting, state, store, clients, number, ROUNDS)
     for point in ("received", "adapted"):
-        score(sim, counting, state, store, clients, ROUNDS, [sim.federation.test], point)
+        answer(sim, counting, state, store, Question(clients, [sim.federation.test], point), ROUNDS)
     work, count, most, declared = max(counting.found, key=lambda each: each[2] / each[3])
     if most > declared:
         network = tree_bytes(sim.initial)

@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from predicted import score
 from torch import nn
 
 from posterity import methods
@@ -13,7 +14,7 @@ from posterity.core.network import Bound, bind, held
 from posterity.core.random import make_key
 from posterity.core.tree import tree_bytes
 from posterity.engine.engines import find_engine
-from posterity.engine.round import first_state, score, train_round
+from posterity.engine.round import first_state, train_round
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Store
 from posterity.laws import LAWS, Case

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from predicted import score
 from torch.nn import functional as F
 
 import posterity
@@ -22,7 +23,7 @@ from posterity.engine.augment import PAD, Augmentation, augmented, moved
 from posterity.engine.cache import TraceCache
 from posterity.engine.client import visit_client
 from posterity.engine.engines import find_engine
-from posterity.engine.round import first_state, score
+from posterity.engine.round import first_state
 from posterity.engine.seeds import MultiSeed, train_rounds
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Store

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from predicted import score
 
 from posterity.core.passes import Training, gather
 from posterity.core.tree import tree_bytes
 from posterity.data.federation import Part
 from posterity.engine.blocks import ACTIVATIONS, blocks
 from posterity.engine.engines import Stacked
-from posterity.engine.round import first_state, score
+from posterity.engine.round import first_state
 from posterity.engine.store import Store
 from posterity.laws import make_case
 from posterity.methods.fedavg import FedAvg

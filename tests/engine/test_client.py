@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 from kinds import of_each_kind
+from predicted import score
 
 from posterity import methods
 from posterity.core.protocol import Facts, Now
 from posterity.core.tree import tree_map, tree_rows
 from posterity.engine.client import Site, Visit, predict_client, visit_client
 from posterity.engine.engines import ORACLE
-from posterity.engine.round import first_state, score, train_round
+from posterity.engine.round import first_state, train_round
 from posterity.engine.server import Accumulator, combine
 from posterity.engine.store import Store
 from posterity.laws import make_case

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from predicted import score
 
 from posterity.core.passes import Training
 from posterity.core.random import normal
 from posterity.data.federation import Part
 from posterity.engine.client import PREDICT_ROWS
 from posterity.engine.engines import find_engine
-from posterity.engine.round import first_state, score
+from posterity.engine.round import first_state
 from posterity.engine.store import Store
 from posterity.laws import make_case
 from posterity.methods.fedavg import FedAvg

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from predicted import score
 
 from posterity.core.passes import Training
 from posterity.data.federation import Part
 from posterity.engine.cache import TraceCache
 from posterity.engine.engines import find_engine
-from posterity.engine.round import first_state, score
+from posterity.engine.round import first_state
 from posterity.engine.store import Store
 from posterity.laws import make_case
 from posterity.methods.fedavg import FedAvg

@@ -6,12 +6,13 @@ import functools
 
 import pytest
 import torch
+from predicted import score
 
 from posterity import methods
 from posterity.core.passes import Training
 from posterity.engine.cache import TraceCache
 from posterity.engine.engines import find_engine
-from posterity.engine.round import first_state, score
+from posterity.engine.round import first_state
 from posterity.engine.store import Store
 from posterity.laws import make_case
 from posterity.laws.case import largest_gap, run

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 import torch.nn.functional as F
+from predicted import score
 
 from posterity.core.passes import Training
 from posterity.core.tree import tree_bytes
 from posterity.data.federation import Part
 from posterity.engine.blocks import able
 from posterity.engine.engines import ORACLE, STACKED
-from posterity.engine.round import Question, first_state, score, train_round
+from posterity.engine.round import Question, first_state, train_round
 from posterity.engine.seeds import MultiSeed, answers, train_rounds
 from posterity.engine.store import Store
 from posterity.laws import make_case

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from predicted import score
 
 from posterity import methods
 from posterity.core.passes import gather
 from posterity.core.tree import tree_map
 from posterity.engine.engines import find_engine
-from posterity.engine.round import Question, first_state, score, train_round
+from posterity.engine.round import Question, first_state, train_round
 from posterity.engine.seeds import MultiSeed, answers
 from posterity.engine.store import Store
 from posterity.laws import LawBroken, make_case

@@ -11,13 +11,14 @@ from functools import partial
 import pytest
 import torch
 from kinds import everything, fewer
+from predicted import score
 
 from posterity import methods
 from posterity.core.tree import tree_leaves
 from posterity.engine.blocks import able
 from posterity.engine.cache import Captures, TraceCache, play
 from posterity.engine.engines import STACKED
-from posterity.engine.round import first_state, score, train_round
+from posterity.engine.round import first_state, train_round
 from posterity.engine.store import Store
 from posterity.fast import _cuda_graphs as cuda_graphs
 from posterity.fast import _trace as trace

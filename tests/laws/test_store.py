@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from predicted import score
 
 from posterity.core.tree import tree_map, tree_named, tree_rows
 from posterity.engine.blocks import receive_stack
 from posterity.engine.disk_store import DiskStore
 from posterity.engine.engines import STACKED, Stacked
-from posterity.engine.round import first_state, score, train_round
+from posterity.engine.round import first_state, train_round
 from posterity.engine.store import Store
 from posterity.laws import make_case
 from posterity.laws.case import COHORTS

@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from predicted import score
 from torch import Tensor, nn
 
 from posterity import models
@@ -14,7 +15,7 @@ from posterity.core.random import make_key
 from posterity.core.tree import tree_named
 from posterity.data.federation import Federation, Part
 from posterity.engine.engines import ORACLE, STACKED
-from posterity.engine.round import first_state, score, train_round
+from posterity.engine.round import first_state, train_round
 from posterity.engine.server import RoundLog
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Store
