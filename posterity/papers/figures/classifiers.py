@@ -16,12 +16,12 @@ from torch.nn.functional import normalize
 
 from posterity.experiment.result import Result
 from posterity.papers.figures.catalogue import Figure
-from posterity.papers.figures.features import COLOURS, MOST, arrange, held_features, mark, square_scales
+from posterity.papers.figures.features import MOST, arrange, held_features, mark, square_scales
 from posterity.papers.figures.material import FigureDrawing, Material, read_models, spread_text
 from posterity.papers.figures.sheet import Panel
 from posterity.papers.figures.toy import predicted_heads
 from posterity.report.charts import thin
-from posterity.report.svg import Canvas
+from posterity.report.svg import COLOURS, Canvas
 
 SIDE = 560.0
 DRAWS = 3  # rows from each client's Gaussian for each class
