@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from posterity import core
-from posterity.methods.fedper import State, split
+from posterity.methods.fedper import FedPer, State, split
 
 
 @core.record
@@ -48,8 +48,7 @@ class LGFedAvg(core.Method):
     warm_rounds: int = core.hyper(0, "R: first rounds, which are FedAvg's", "FedBPS, PFLlib; paper: warm", ge=0)
     loss: core.Loss = core.fit  # a wrapper may replace it
 
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
-        return State(params, model.head_names)
+    init = FedPer.init
 
     def offer(self, state: State, client: Tensor | None) -> tuple[core.Leaves, core.Own]:
         return core.Leaves(state.params if self.warm_rounds else split(state.params, state.head)[1]), ()

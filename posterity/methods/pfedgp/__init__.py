@@ -51,7 +51,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from posterity import core
-from posterity.methods.fedper import Shared, State, split
+from posterity.methods.fedper import FedPer, State
 from posterity.methods.pfedgp import node
 from posterity.methods.pfedgp.memory import FIELD, HELD, at_once, conditioning_room, training_room
 
@@ -107,18 +107,15 @@ class PFedGP(core.Method):
         1e-3, "added to the kernel's diagonal; up to 100 times as much if need be", AUTHORS, gt=0
     )
 
+    offer = FedPer.offer
+    combine = FedPer.combine
+
     # --- server -------------------------------------------------------------------------------------------------------
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         if facts.classes < 2:
             what = f"{facts.classes} classes" if facts.classes else "a regression"
             raise ValueError(f"pFedGP builds a tree of classes and needs two or more; {what} was given: take fedavg")
         return State(params, model.head_names)
-
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
-        return Shared(split(state.params, state.head)[0]), ()
-
-    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
-        return State(core.averaged(state.params, total), state.head)
 
     def remarks(self, model: core.Network) -> tuple[str, ...]:
         said = f"pFedGP does not use the head of the network {model.name!r}: it is neither trained nor sent"

@@ -48,7 +48,7 @@ import torch
 from torch import Tensor
 
 from posterity import core
-from posterity.methods.fedper import split
+from posterity.methods.fedper import FedPer, split
 from posterity.methods.pfedvmp.class_statistics import (
     Found,
     common_variance,
@@ -124,6 +124,8 @@ class PFedVMP(core.Method):
         "symmetric", "how matrices Λ are sent, in float64", "half of the paper's dense matrix", FORMS, paper="dense"
     )
 
+    start = FedPer.start
+
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         if model.task != "classification":
             raise ValueError("pFedVMP speaks about classes; this task is regression")
@@ -138,9 +140,6 @@ class PFedVMP(core.Method):
     def join(self, here: core.Here) -> core.Personal:
         first = split(here.initial, here.model.head_names)[1]
         return nearest_centroid(first, here.shared.centroids, here.shared.known, here.own)
-
-    def start(self, here: core.Here) -> core.Params:
-        return {n: here.personal.get(n, here.shared.base.get(n)) for n in here.initial}
 
     def pull(self, z: Tensor, y: Tensor, shared: Shared) -> Tensor:
         """ρ(z − µ_y) of each sample (B,); 0 for classes whose centroid is unknown."""
