@@ -11,7 +11,7 @@ from posterity.core.passes import Training
 from posterity.core.protocol import Batch
 from posterity.core.random import fold, make_key
 from posterity.engine.round import receive
-from posterity.methods.fedep import ClientFactor, FedEP, change, fisher, taken_out
+from posterity.methods.fedep import ClientFactor, FedEP, fisher, taken_out
 from posterity.methods.fedprox import FedProx
 
 from .sims import (
@@ -74,7 +74,7 @@ def test_o03_diagonal_factors_of_correlated_clients():
             cavity = taken_out(q, sites[k])["θ"]
             spread = torch.linalg.inv(dense[k] + torch.diag(cavity.precision))
             mean, precision = spread @ (shifts[k] + cavity.shift), 1 / spread.diagonal()
-            step = change(q, {"θ": mean}, {"θ": precision})
+            step = {"θ": Gaussian.of(mean, precision) - q["θ"]}
             (q, _), (sites[k], _) = method.moved(q, (), step), method.moved(sites[k], (), step)
         seen.append(q["θ"].mean().tolist())
     assert seen[0] == pytest.approx([-4.378248, -3.635586], abs=5e-7)
