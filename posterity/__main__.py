@@ -1,7 +1,5 @@
 """`python -m posterity` is `posterity`."""
 
-from __future__ import annotations
-
 from posterity.settings.plugins import leave_folder_out
 
 leave_folder_out()  # before anything is imported that a file of the current folder could stand in for

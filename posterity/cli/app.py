@@ -5,8 +5,6 @@ and `--help` should not: whatever needs it is imported inside the command that d
 a file of yours and what is worth a remark is said in a sentence.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

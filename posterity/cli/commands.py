@@ -4,8 +4,6 @@ The work is done by `experiment/` and `papers/`, tables come from `terminal.py` 
 these import PyTorch, which `--help` must not, and so they are imported inside the command.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib import import_module

@@ -5,8 +5,6 @@ type and completes in a shell: methods and datasets are files of a folder, so no
 imports PyTorch: `--help` must answer at once.
 """
 
-from __future__ import annotations
-
 import inspect
 import pkgutil
 import types

@@ -1,7 +1,5 @@
 """`posterity flower new DIR`: the commands for methods across machines; the work is done by `posterity/flower/`."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Annotated, Any

@@ -5,8 +5,6 @@
 PyTorch cannot be interrupted from within.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

@@ -5,8 +5,6 @@ of a search and the file that `compare --tuned` takes (`tune`), what left a site
 in `terminal.py`.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

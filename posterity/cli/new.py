@@ -1,7 +1,5 @@
 """`posterity new method foo`: a method's file and its test, complete and passing, to be changed (`templates/`)."""
 
-from __future__ import annotations
-
 import keyword
 from pathlib import Path
 

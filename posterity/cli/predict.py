@@ -4,8 +4,6 @@ Columns are found by their names, so their order does not matter and others may 
 file, written whole or not at all.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import warnings

@@ -5,8 +5,6 @@ report, in as many columns as there is room for. What is no result is in `listin
 file are neither acted on (`settings/text.py`) nor read as rich's markup (`label`).
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence

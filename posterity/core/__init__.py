@@ -14,8 +14,6 @@ tree              records that `torch.func` sees as trees
 wrapper           methods made of a method
 """
 
-from __future__ import annotations
-
 from posterity.core.common import (
     PREFIX,
     adapt_plainly,

@@ -5,8 +5,6 @@ one of numpy, and numpy has 32-bit words that wrap around. For tensors that noth
 inside a method's functions there is only `core.random`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

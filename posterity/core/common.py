@@ -14,8 +14,6 @@ with a prefix: `start` returns `{**first, **as_second(other)}`; a loss written f
 as `on_second(loss)` with the partition `second_network`; `first_network` names the leaves of the first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any

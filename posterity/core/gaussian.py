@@ -95,7 +95,7 @@ def cholesky(precision: Tensor) -> Tensor:
     return torch.where((failed == 0)[..., None, None], root, torch.nan)
 
 
-# --- with how many bits a GPU multiplies: `--precision tf32` is for layers, not for the algebra of a method -----------
+# --- with how many bits a GPU multiplies: `--precision tf32` is for layers, not for the algebra of a method
 @contextmanager
 def with_tf32(on: bool) -> Iterator[None]:
     """Products of a GPU with few bits, or not, for a while."""

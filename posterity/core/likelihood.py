@@ -1,7 +1,5 @@
 """What a network's output says about a label: likelihoods of single samples, and averages of predictions."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

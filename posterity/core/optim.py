@@ -3,8 +3,6 @@
 They follow `torch.optim` to rounding (tested), but hold no tensors and write to none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol

@@ -11,8 +11,6 @@ A *loss* is `(params, batch, here) -> (masked mean, updated buffers)`; `fit` is 
 leaves that move. `Training` says how a client trains, in one record that all methods share.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -76,7 +74,7 @@ SAMPLE = 4  # and for each of its samples
 INNER = 2**20  # from here on, numbers that inner steps fold into the key: draws of their own
 
 
-# --- partitions: which leaves move. Never buffers (the network updates them itself), nor weights that are frozen. -----
+# --- partitions: which leaves move. Never buffers (the network updates them itself), nor weights that are frozen.
 def everything(names: Iterable[str], model: Network) -> list[str]:
     """The network's trainable leaves and the method's own."""
     return [n for n in names if n in model.trainable or n not in model.leaves]
@@ -100,7 +98,7 @@ def squared_distance(params: Params, centre: Params, model: Network) -> Tensor:
     return sum(((params[n] - centre[n]) ** 2).sum() for n in trainable(params, model))  # type: ignore[return-value]
 
 
-# --- passes ---------------------------------------------------------------------------------------------------------
+# --- passes
 def descend(loss: Loss, optimiser: Optimiser, trains: Partition = everything, **how: Any) -> Pass:
     """Minimise `loss` over the leaves that `trains` names."""
     return directed(partial(slope_of, loss), optimiser, trains, **how)

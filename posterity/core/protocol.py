@@ -10,8 +10,6 @@ parameters they would stand in every signature (`here: Here[Shared, Own, Persona
 method, could not use them: that a method's functions fit each other is for the laws to say.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol, cast, get_args
@@ -272,7 +270,7 @@ class Method(Protocol):
     def __post_init__(self) -> None:
         check_fields(self)
 
-    # --- server -------------------------------------------------------------------------------------------------
+    # --- server
     def init(self, model: Network, params: Params, facts: Facts) -> State:
         """The first State; it has a field `params` with the network's leaves."""
         return Leaves(params)
@@ -315,7 +313,7 @@ class Method(Protocol):
         """In sentences: what must be known of a run of this size before it begins; a ValueError refuses the run."""
         return ()
 
-    # --- one client; every one of these is vmapped ---------------------------------------------------------------
+    # --- one client; every one of these is vmapped
     def join(self, here: Here) -> Personal:
         """The client's record at first contact."""
         return ()

@@ -6,8 +6,6 @@ tensor of shape (2,) holding two 32-bit words. Number i of a draw depends on the
 (rows, ...) is *prefix-stable*: asking for more rows does not change the first ones. Put the batch axis first.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import cache

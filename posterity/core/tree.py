@@ -5,8 +5,6 @@ tuple, list or dict of trees; a *leaf* is a tensor. Leaves have path names ("par
 are stored and sent: names survive a reordering, positions do not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache

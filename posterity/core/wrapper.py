@@ -3,8 +3,6 @@
 A wrapper leaves its mark in `carry.kept` and in the passes, never in the leaves of the inner method.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -9,8 +9,6 @@ will do: `--dataset my_module:load` (it may also return a `Federation`) and `--p
 `rule(y, clients, rng, alpha)` returns the rows of each client.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from posterity.data.assemble import assemble

@@ -6,8 +6,6 @@ are stored as they are (`numpy.savez`) never expand, so they may be as large as 
 refused; nothing is written to disk.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import lzma

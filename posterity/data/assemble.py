@@ -6,8 +6,6 @@ stream of `data/rng.py`. What is asked for is a `FederationSpec`; `settings/hype
 sentences about wrong ones stand here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 

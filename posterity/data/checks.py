@@ -3,8 +3,6 @@
 `data/assemble.py` asks for `remarks`, `data/user_files.py` for `pool_remarks`.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterator

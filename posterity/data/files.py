@@ -3,8 +3,6 @@
 Files and arrays are read by `data/archives.py`; `data/official.py` finds them.
 """
 
-from __future__ import annotations
-
 import io
 import struct
 import warnings

@@ -4,8 +4,6 @@ A file of `data/datasets` declares a `DataSource`. Its forms stand in the order 
 holds the complete dataset comes before one that holds a part of it, and of two complete ones the smaller comes first.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, replace
 from itertools import product

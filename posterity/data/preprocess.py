@@ -4,8 +4,6 @@
 applies it. It holds means and deviations of features, and no row.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass

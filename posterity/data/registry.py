@@ -4,8 +4,6 @@ A name is a file of `data/datasets`; `a+b` are several in one pool (`mix`); `pac
 your own with the signature of those files' `load`; a path is read by `data/user_files.py`.
 """
 
-from __future__ import annotations
-
 import os
 import pkgutil
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Because every purpose has its own stream, another split does not change the part
 newcomers does not change anybody's split.
 """
 
-from __future__ import annotations
-
 from typing import Literal, get_args
 
 import numpy as np

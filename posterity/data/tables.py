@@ -3,8 +3,6 @@
 What is wrong is named by line and column. `data/user_files.py` makes a pool of tables.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import math

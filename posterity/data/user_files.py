@@ -7,8 +7,6 @@ pictures       folder/client/class/*.png
 `data/tables.py` reads the tables; `data/registry.py` calls `read_user_files` for a path.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 from typing import cast

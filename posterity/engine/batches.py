@@ -4,8 +4,6 @@ Counts are known to the host, so that planning never waits for the device; only 
 makes its batches by `build_batch`, or by what a simulation has in its place (the law about padding).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ that runs out of memory is simply taken again in halves, and later blocks of the
 changes nothing but the order in which sums are rounded. The round's line says so (`notes`).
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace

@@ -6,8 +6,6 @@ graphs whose inputs look alike have one place for them. With places of their own
 the inputs of 150 clients of 4.6 MB.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence

@@ -17,8 +17,6 @@ kernels need the package; without it PyTorch's own convolutions are taken. Witho
 `run.json` has what was taken. `benchmarks/choice.py` times all that is possible and says how far it is from the best.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

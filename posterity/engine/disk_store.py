@@ -12,8 +12,6 @@ taken up. A journal is
     entry   client (8 bytes), its old row (width bytes), checksum (8 bytes)
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import warnings

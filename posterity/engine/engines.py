@@ -15,8 +15,6 @@ Engines that are there to be faster replay what these two call: files of `poster
 package.module:engine` names one of your own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module

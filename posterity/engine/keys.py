@@ -1,7 +1,5 @@
 """Which key belongs to what: every draw of a run is a function of (seed, purpose, client, round, pass, step)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import Tensor

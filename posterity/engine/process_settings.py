@@ -4,8 +4,6 @@ PyTorch has one switch each for the process. A run turns them in one place (`app
 also if it fails, so that the program around it computes as before.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Clients visit in blocks (`blocks.py`), an engine takes a block through its visit
 what they send and judges it (`server.py`). `seeds.py` does the same for several seeds at once.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

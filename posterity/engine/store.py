@@ -3,8 +3,6 @@
 `disk_store.py` has the same with rows in a file that may be larger than memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ and how unequal clients are, `user_metrics` what you add; `selection` chooses th
 and bytes, `paired` and `student` compare methods.
 """
 
-from __future__ import annotations
-
 from posterity.evaluate.metrics import METRICS, Metric, Statistics, goal_of, listed_per_client
 from posterity.evaluate.ranks import RankedRows, rank
 from posterity.evaluate.scores import Scores, score, zero

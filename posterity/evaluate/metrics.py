@@ -5,8 +5,6 @@ zero: a client without held-out rows has no accuracy. `summaries.py` computes me
 `user_metrics.py` finds one of your own.
 """
 
-from __future__ import annotations
-
 import math
 import tomllib
 from collections.abc import Callable, Iterable, Mapping

@@ -31,8 +31,6 @@ Comparing the best with the rest, after looking which is best, is a choice among
 runs over all pairs of methods.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace

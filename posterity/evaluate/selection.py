@@ -8,8 +8,6 @@ tables; `last` chooses nothing.
 `experiment/result.py` and `report/table.py` make entries of a run's lines.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ the normal quantile:
     (p + z²/2n ± z √( p(1−p)/n + z²/4n² )) / (1 + z²/n)                                                            (3)
 """
 
-from __future__ import annotations
-
 import math
 from statistics import NormalDist
 

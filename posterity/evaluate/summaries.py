@@ -4,8 +4,6 @@ The metrics themselves are declared in `metrics.py`, the sums that they need in 
 summary counts it. Everything here happens on the host.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A metric is a `Metric` at the top of a module; those of the package are in `metrics.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

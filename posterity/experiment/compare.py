@@ -10,8 +10,6 @@ plain method and the settings, as if they had been given by `--set`. "all" stand
 beside it, by itself or with settings.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import tomllib

@@ -4,8 +4,6 @@ Such a run keeps all its files and is told in a sentence: by the command line wi
 and by `result.diverged`.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Sequence

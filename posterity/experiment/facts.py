@@ -1,7 +1,5 @@
 """What `run.json` says of any run, wherever its clients are: its network, the software, and the method."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

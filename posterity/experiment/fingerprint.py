@@ -6,8 +6,6 @@ your own, and whatever these import from beside them: of a package its modules, 
 folder. What methods have in common, `posterity.core`, counts as one.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import os

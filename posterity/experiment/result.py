@@ -3,8 +3,6 @@
 `run.py` makes it; `runs/folder.py` writes it; `report/` reads the folder, and needs nothing of this.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 import warnings

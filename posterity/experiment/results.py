@@ -1,7 +1,5 @@
 """What `posterity.compare` returns: the runs of several methods as a table, a report, a curve, columns of numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field

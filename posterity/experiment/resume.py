@@ -18,8 +18,6 @@ lay. A finished run is loaded with a federation that has names and counts only. 
 themselves, the same ones: they are looked for where they lay when the run began.
 """
 
-from __future__ import annotations
-
 import sys
 import tomllib
 import warnings
@@ -59,7 +57,7 @@ def read_config(folder: Path) -> Config:
     return from_table(read_toml(folder / CONFIG))
 
 
-# --- code --------------------------------------------------------------------------------------------------------
+# --- code
 def check_trusted(folder: Path, trust: bool) -> None:
     """Refuse to import what the configurations in or under a folder name, unless the user trusts them."""
     for path, setting, name in () if trust else _code(folder):
@@ -89,7 +87,7 @@ def _code(folder: Path) -> Iterator[tuple[Path, str, str]]:
             yield path, setting, name
 
 
-# --- settings, versions, method, data, network -------------------------------------------------------------------
+# --- settings, versions, method, data, network
 def check_settings(path: Path, config: Config) -> None:
     """Refuse a run in `path` that has other settings than `config`, and name them."""
     tables = [{**vars(each), **each.set, "set": None} for each in (read_config(path), config)]
@@ -176,7 +174,7 @@ def _check_network(before: Mapping[str, Any], now: Mapping[str, Any], out: Path)
     )
 
 
-# --- what has changed is done again ------------------------------------------------------------------------------
+# --- what has changed is done again
 def find_changed(folder: Path, known: Known) -> dict[Path, tuple[str, ...]]:
     """The runs of one method that were begun with another one, or other data, and what changed."""
     found = {}
@@ -217,7 +215,7 @@ def begin_again(name: str, changed: Mapping[Path, tuple[str, ...]], tell: Tell) 
              "asked for")  # fmt: skip
 
 
-# --- the data of a run -------------------------------------------------------------------------------------------
+# --- the data of a run
 def data_facts(config: Config, federation: Federation) -> dict[str, Any]:
     """What `run.json` says so that a run can be taken up elsewhere."""
     own = looks_like_path(config.dataset)

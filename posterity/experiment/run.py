@@ -3,8 +3,6 @@
 One run on its way: its state, its records, and the lines that tell what has happened.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Sequence

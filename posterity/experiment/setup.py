@@ -1,7 +1,5 @@
 """From a configuration (`settings/config.py`) to what a run works on, and the facts of its folder."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from typing import Any
 

@@ -17,8 +17,6 @@ Trials made with other data or settings are not mixed with new ones: that is ref
 begins again, as in a comparison; its old trials are kept beside the new ones.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json
@@ -53,7 +51,7 @@ SAME = tuple(name for name in ALIKE if name != "method")  # what values are tune
 Values = dict[str, Any]
 
 
-# --- where is searched -------------------------------------------------------------------------------------------
+# --- where is searched
 def search_space(spec: str, given: Iterable[str] = ()) -> list[Knob]:
     """The fields of a method with its wrappers that say where they are searched, by the names that `--set` has.
 
@@ -114,7 +112,7 @@ def told(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in values.items()) or "its defaults"
 
 
-# --- trials ------------------------------------------------------------------------------------------------------
+# --- trials
 @dataclass(frozen=True)
 class Budget:
     """What every method gets."""
@@ -218,7 +216,7 @@ def best(trials: Sequence[Tried], seeds: Sequence[int]) -> Tried | None:
     return max(known, key=lambda trial: sign * trial.value(seeds)) if known else None
 
 
-# --- a search ----------------------------------------------------------------------------------------------------
+# --- a search
 def tune(
     config: Config, names: Sequence[str], budget: Budget, out: Path, suggest: Suggest,
     score: Score = lambda config: validation_score(start_run(config)), tell: Tell = tell_user,
@@ -309,7 +307,7 @@ def begin_method(config: Config, name: str, path: Path) -> None:
     files.write_json(path.parent / PLAN, plan)
 
 
-# --- the values that were found ----------------------------------------------------------------------------------
+# --- the values that were found
 def to_text(config: Config, budget: Budget, found: Mapping[str, Mapping[str, Any]]) -> str:
     """The file of tuned values."""
     text = ("# Values chosen by `posterity tune` on the validation half of the clients' data; no test score was seen.\n"

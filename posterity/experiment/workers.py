@@ -189,7 +189,7 @@ def serve() -> None:
             say("done")
 
 
-# --- a process and those that it starts ------------------------------------------------------------------------------
+# --- a process and those that it starts
 def become_worker() -> None:
     """Leave Ctrl-C to the parent, and on Linux have the kernel end this process with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # for Windows, which has no sessions

@@ -5,8 +5,6 @@ recorded (`bucket`), and a step runs with the next larger one: clients that have
 what they have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -9,8 +9,6 @@ Flower carries and does not look into.
     node config (a site)     `client`: its name; `data`: its file; `records`: the folder of its record
 """
 
-from __future__ import annotations
-
 import logging
 import time
 import traceback

@@ -11,8 +11,6 @@ it (types, shapes, finite, in nobody else's name); what is wrong is named in a
 the template's; a kind may also have a form of its own on the wire (`to_arrays` and `from_arrays`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence

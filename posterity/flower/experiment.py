@@ -16,8 +16,6 @@ part. The server's settings may name them, who then go before the next round; or
 message (`site.py`): the round goes on without it, and its factor is taken out of the state after the round.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

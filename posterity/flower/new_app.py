@@ -8,8 +8,6 @@ The app holds no code of ours: posterity must be installed where it runs, on the
 dependency is Flower itself, which Flower does not install, so that nothing is downloaded when a run begins.
 """
 
-from __future__ import annotations
-
 import keyword
 import re
 from pathlib import Path

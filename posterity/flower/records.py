@@ -11,8 +11,6 @@ A record says which data it was trained on, by a fingerprint of the site's file.
 trained on might become test rows, so the site does not go on with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ alone, and what a client draws, depend on them. Who comes later gets the next nu
 node that comes back under another number is asked who it is.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence

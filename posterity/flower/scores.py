@@ -11,8 +11,6 @@ tells classes apart (sensitivity is the recall of one) where a class has fewer t
 gap of a bin where a bin has. What is told of both halves together must not be that of a small half by subtraction.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace

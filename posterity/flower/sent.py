@@ -15,8 +15,6 @@ Sentences about the configuration, or about the server's own question (`CodecErr
 they are. Whatever goes is written down first, as any reply is.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -16,8 +16,6 @@ its owner alone can read, so that a run that was interrupted goes on with it, an
 else is drawn follows from the seed, as in a simulation; so do the other methods, to the last bit.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 import time

@@ -6,8 +6,6 @@ fingerprint, where a value that is written out equals the same one by default; t
 server or site looks at may change.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping

@@ -19,8 +19,6 @@ A site's own model predicts without a server or a network: from the record and t
 it has left.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from contextlib import suppress

@@ -16,8 +16,6 @@ made from fixed keys. Laws are declared by `law.py`; they compare runs that `cas
 They are tried from cause to consequence (`ORDER`): what only follows from a law that is broken is not tried.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

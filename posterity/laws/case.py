@@ -4,8 +4,6 @@ Its runs keep every message, record and state, so that several laws can look at 
 here, too, and where and by how much they differ is said.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The law about draws: another client, round, pass, step or seed means another key, and methods use it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Laws about company: engine, order, blocks, neighbours, padding and other seeds leave no trace in a client's work."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

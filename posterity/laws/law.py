@@ -4,8 +4,6 @@ Beside it what several laws need: a method whose calls are observed, and the lin
 something changed.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable

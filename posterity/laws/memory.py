@@ -1,7 +1,5 @@
 """A law about memory: clients hold what their passes declare."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

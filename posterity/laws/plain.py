@@ -3,8 +3,6 @@
 An ordinary mistake ends here, with the author's file and line and what was expected, before other laws trip over it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from itertools import zip_longest

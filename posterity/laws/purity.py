@@ -1,7 +1,5 @@
 """Laws about purity: a function's answer depends on its arguments alone, and it writes to none of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Laws about what lasts: records, states, refused messages, scoring and resuming."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

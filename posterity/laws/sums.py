@@ -1,7 +1,5 @@
 """Laws about adding up: messages are elements of a commutative monoid, and the server looks at their sum only."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

@@ -5,8 +5,6 @@ method or a wrapper (`pfedvmp@paper`, `fedavg+metavd@paper`) takes the values of
 Some specs have a name (`metavd` is `reptile+metavd`, see `posterity/settings/names.py`); a spec may begin with one.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Mapping

@@ -7,8 +7,6 @@
 Reptile, MAML and Per-FedAvg differ in what a client does, not in these.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -19,8 +19,6 @@ the paper tries several. Running statistics of batch norm are not mixed: those o
 client keeps them. A client's v begins as the broadcast of its first contact, so a newcomer predicts with w.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

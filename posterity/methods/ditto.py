@@ -17,8 +17,6 @@ covers trainable leaves only; each model has running statistics of batch norm of
 one optimiser, whose momentum then leaks from one to the other; PFLlib's pull is 0 unless it is set.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from torch import Tensor

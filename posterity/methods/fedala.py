@@ -24,8 +24,6 @@ client's last visit are used. A newcomer has θ_k = w and so predicts with w. Ru
 broadcast's until the client trains.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -10,8 +10,6 @@ Differs from the paper: the whole state is averaged, the running statistics of b
 them local without saying so); the last, smaller batch is kept; the optimiser starts anew each round.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from posterity import core

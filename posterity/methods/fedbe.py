@@ -23,8 +23,6 @@ the teachers' logits instead (`mean_of`). Labels of U are never used; that the s
 assumption that other methods do not make. Regression is refused. A newcomer gets w.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 
@@ -105,7 +103,7 @@ class FedBE(core.Method):
         target = self.target(self.teachers(mean, each, drawn), public, model)
         return self.distilled(mean, target, public, model, core.fold(key, ORDER))
 
-    # --- the ensemble -------------------------------------------------------------------------------------------------
+    # --- the ensemble
     def draws(self, mean: core.Params, variance: core.Params, names: list[str], key: Tensor) -> list[core.Params]:
         """M models; leaves that are not `names` are the mean's."""
         drawn = []
@@ -132,7 +130,7 @@ class FedBE(core.Method):
         logits = mean if self.mean_of == "logits" else mean.clamp(min=torch.finfo(mean.dtype).tiny).log()
         return torch.softmax(logits / self.temperature, -1)  # (c)
 
-    # --- the student --------------------------------------------------------------------------------------------------
+    # --- the student
     def distilled(
         self, mean: core.Params, target: Tensor, public: Tensor, model: core.Network, key: Tensor
     ) -> core.Params:

@@ -20,8 +20,6 @@ looks for "bn" in names; weights p_k by samples, as FedAvg (the released code we
 rule for clients that did not train. `data` reads every training set once per scoring, which moves newcomers only.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 

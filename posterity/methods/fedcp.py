@@ -25,8 +25,6 @@ has the latest h_g and policy; in released code who was not selected keeps old o
 paper multiplies the matrices of several, which are refused here. b_g runs in evaluation mode.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 

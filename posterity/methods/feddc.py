@@ -25,8 +25,6 @@ for plain SGD alone, with the steps τ that the client has taken: momentum, othe
 taken. Fine-tuning (`adapt`) is without both terms: it looks for the client's own minimum.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

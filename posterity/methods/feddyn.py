@@ -24,8 +24,6 @@ weight decay). Drifts cover trainable leaves, never the buffers of batch norm, w
 (`adapt`) is without penalty: it looks for the client's own minimum.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import torch

@@ -42,8 +42,6 @@ The precision of the client's data in (c) is found in one of two ways:
                client's samples and cut to its mean ± 2 deviations, w the weight decay
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -110,7 +108,7 @@ class FedEP(core.Method):
         found, after = self.server().update(core.tree_map(torch.neg, step), velocity, factors)  # (e), (f)
         return found, after
 
-    # --- server -------------------------------------------------------------------------------------------------------
+    # --- server
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         names = core.trainable(params, model)
         first = {n: torch.full_like(params[n], self.identity * max(facts.samples, 1)) for n in names}
@@ -152,7 +150,7 @@ class FedEP(core.Method):
         q = {n: f - factor.factors[n] for n, f in common(state).items()}
         return self.product(state, q, core.tree_map(torch.sub, state.velocity, factor.velocity))
 
-    # --- one client ---------------------------------------------------------------------------------------------------
+    # --- one client
     def join(self, here: core.Here) -> core.Personal:
         if not self.sites:
             return ()
@@ -223,7 +221,7 @@ class FedEP(core.Method):
         return personal if self.sites else None
 
 
-# --- q and the factors that it is a product of ------------------------------------------------------------------------
+# --- q and the factors that it is a product of
 def common(state: State) -> Factors:
     """q in natural parameters."""
     return {n: core.Gaussian.of(state.params[n], precision) for n, precision in state.precision.items()}
@@ -239,7 +237,7 @@ def taken_out(q: Factors, site: Factors) -> Factors:
     return {n: core.Gaussian((q[n] - site[n]).precision.clamp(min=0), (q[n] - site[n]).shift) for n in q}  # (a)
 
 
-# --- the tilted mean --------------------------------------------------------------------------------------------------
+# --- the tilted mean
 def averaged_over_epochs(descent: core.Pass, samples: int, burn_rounds: int) -> core.Pass:
     """The same descent with the mean of the epochs' last iterates at its end (in burn-in, the last one of all).
 
@@ -269,7 +267,7 @@ def averaged_over_epochs(descent: core.Pass, samples: int, burn_rounds: int) -> 
     return replace(descent, open=begin, step=step, close=end)
 
 
-# --- the tilted precision ---------------------------------------------------------------------------------------------
+# --- the tilted precision
 def laplace(cavity: core.Params, information: core.Params, decay: Tensor, scale: float) -> core.Params:
     """Λ' from the Fisher information of the client's data, and `decay` = w n_k."""
     return core.tree_map(lambda c, f: c + scale * (f + decay), cavity, cut(information))

@@ -23,8 +23,6 @@ the penalty's part of it. Precisions cover trainable leaves; running statistics 
 Fine-tuning (`adapt`) is without the penalty: it looks for the client's own minimum.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -28,8 +28,6 @@ reported each round is the effective number of clients, (Σ ω)² / Σ ω², and
 Running statistics of batch norm stay with their client; the server's average of them serves newcomers only.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -44,8 +44,6 @@ points that lie where the tilted density does (`quadrature`). The layers of the 
 variance of every unit.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -201,7 +199,7 @@ def spoken_of(params: core.Params, model: core.Network, biases: bool) -> list[st
     return [n for n in names if biases or params[n].dim() > 1] or names
 
 
-# --- moments of the tilted density: a Gaussian times a sigmoid, N(z; m, s) σ(f z) -------------------------------------
+# --- moments of the tilted density: a Gaussian times a sigmoid, N(z; m, s) σ(f z)
 def match(m: Tensor, s: Tensor, f: Tensor, kind: str, points: int = POINTS) -> tuple[Tensor, Tensor, core.Gaussian]:
     """Mean and variance of the cavity N(m, s) times σ(f z), and the site: what the factor adds to the cavity.
 
@@ -300,7 +298,7 @@ def _between(begin: Tensor, length: Tensor) -> Tensor:
     return torch.where(begin * end > 0, alike, torch.asinh(end) - torch.asinh(begin))
 
 
-# --- the network of (17), from a Gaussian over z to one over the classifier -------------------------------------------
+# --- the network of (17), from a Gaussian over z to one over the classifier
 def npn_linear(mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of xW + b for x ~ N(mean, variance)."""
     return mean @ weight + bias, variance @ (weight * weight)

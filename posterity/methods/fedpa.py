@@ -29,8 +29,6 @@ client with fewer steps has empty stretches, which are skipped. Running statisti
 optimiser of the clients starts anew each round, with the same momentum in all stretches.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -41,8 +41,6 @@ exchanging who is 0 and who is not until no sign is wrong (block principal pivot
 Operations Research 21, 1994), for many participants at once. That is exact: the tolerance is for rounding alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -167,7 +165,7 @@ class FedPAC(core.Method):
         return {"known_classes": state.known.sum()}
 
 
-# --- a client's statistics --------------------------------------------------------------------------------------------
+# --- a client's statistics
 def class_means(sums: dict[str, Tensor]) -> Tensor:
     """µ_c (C, D); 0 for a class without samples."""
     return sums["sum"] / sums["count"].clamp(min=1)[:, None]
@@ -181,7 +179,7 @@ def describe(sums: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     return variance.clamp(min=0), rows  # rounding may leave a little less than nothing
 
 
-# --- the quadratic programme: for every participant, how much of whose head it takes ----------------------------------
+# --- the quadratic programme: for every participant, how much of whose head it takes
 def collaborate(variance: Tensor, rows: Tensor) -> Tensor:
     """α (m, m): row i are participant i's weights, from V (m,) and H (m, C, D); the identity where there are none.
 

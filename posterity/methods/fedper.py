@@ -9,8 +9,6 @@ Differs from the paper: the head is the model's own (the last linear layer unles
 start from one common head. A client that has never trained has that first head, so newcomers must adapt.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from torch import Tensor

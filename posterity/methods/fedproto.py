@@ -25,8 +25,6 @@ has it again. The paper asks for a nearest prototype only; (d) gives it probabil
 a class without prototype is as far away as the farthest.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

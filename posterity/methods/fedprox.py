@@ -11,8 +11,6 @@ clients finish their epochs (no stragglers). The penalty covers trainable leaves
 FedNP's released code adds an unsquared norm, so its µ is not comparable. Fine-tuning is plain training.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -20,8 +20,6 @@ start from one common head. The paper's weight decay spares the biases, ours doe
 the base phase; the head phase always counts epochs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from posterity import core

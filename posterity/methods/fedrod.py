@@ -24,8 +24,6 @@ generic logits in (b) are those of before the step. Each of (a) and (b) has its 
 momentum of one knows nothing of the other.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch.nn.functional as F

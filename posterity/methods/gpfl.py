@@ -30,8 +30,6 @@ gradient reaches the table through (b). Since (e) grows with the root of the bat
 another batch. A clip of the gradient is of network and added layers apart.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from functools import cache
 

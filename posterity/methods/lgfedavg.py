@@ -19,8 +19,6 @@ starts from a model that FedAvg has trained; other studies do not, and so by def
 belongs to no client the paper lets all local models vote; here nobody sends a base, so the common beginning predicts.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

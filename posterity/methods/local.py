@@ -10,8 +10,6 @@ Differs from the paper: nothing; the common initial model is made from the seed 
 sent in either direction.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -17,8 +17,6 @@ stays where it is. Server momentum and η_s as in that code, which also clips th
 what is differentiated (`part_clip`). Running statistics of batch norm are the mean of the clients'.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from posterity import core

@@ -23,8 +23,6 @@ default). At first contact the paper has no negative and no contrast: no gradien
 counts as at least 1e-8, so that features that are all 0 have a cosine of 0 and a finite gradient.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any

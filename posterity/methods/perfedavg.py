@@ -21,8 +21,6 @@ product, each by itself (`part_clip`). With `inner` > 1 a product is taken at th
 statistics of batch norm are the mean of the clients'.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

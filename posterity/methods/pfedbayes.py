@@ -36,8 +36,6 @@ of batch norm that are sent are those of q_k, averaged equally as the rest. The 
 the paper averages.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
@@ -165,7 +163,7 @@ class PFedBayes(core.Method):
         return core.mixture(torch.stack([core.log_predictive(params, x, here) for params in some]), here.model.task)
 
 
-# --- Gaussians over the weights as leaves: their divergence, draws, and proximal steps on the divergence --------------
+# --- Gaussians over the weights as leaves: their divergence, draws, and proximal steps on the divergence
 def joined(params: core.Params, rho: core.Params) -> core.Params:
     """A Gaussian as leaves: means under the network's names, ρ under names of their own."""
     return {**params, **{RHO + n: r for n, r in rho.items()}}

@@ -24,8 +24,6 @@ batch norm are renewed by the steps of (c) and (d), and are both models'; their 
 first broadcast that a client receives, so a newcomer has θ = w until it adapts, which is the work of a round.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -21,8 +21,6 @@ until it adapts, which is the work of a round. In FL-bench the personal model is
 first one is scored; here θ_k is what the last batch left.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from posterity import core

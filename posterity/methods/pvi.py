@@ -26,8 +26,6 @@ and not K times as far. Running statistics of batch norm have no posterior; thos
 samples. A newcomer has q, and adapts by (b).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

@@ -113,7 +113,7 @@ class QLSD(core.Method):
     thin: int = core.hyper(1, "rounds from one kept sample to the next (average > 1)", "ours", ge=1)
     loss: core.Loss = core.fit  # a wrapper may replace it
 
-    # --- server -------------------------------------------------------------------------------------------------------
+    # --- server
     adapt = core.adapt_plainly
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
@@ -139,7 +139,7 @@ class QLSD(core.Method):
         place = (taken - 1) % self.average if rest == 0 else -1
         return torch.stack([new if i >= taken or i == place else slots[i] for i in range(self.average)])
 
-    # --- one client ---------------------------------------------------------------------------------------------------
+    # --- one client
     def seen(
         self, slope: core.Params, params: core.Params, batch: core.Batch, here: core.Here
     ) -> tuple[core.Params, Tensor]:
@@ -180,7 +180,7 @@ class QLSD(core.Method):
         return core.mixture(torch.stack([core.log_predictive(params, x, here) for params in kept]), here.model.task)
 
 
-# --- the quantiser ----------------------------------------------------------------------------------------------------
+# --- the quantiser
 def quantised(v: Tensor, levels: int, key: Tensor) -> tuple[Tensor, Tensor]:
     """Q(v) and the levels 0 … s that its entries have; a tensor of zeros stays one."""
     length = core.norm(v)
@@ -199,7 +199,7 @@ def without_rounding(slope: core.Params) -> core.Params:
     return core.tree_map(lambda v: torch.where(core.norm(v) > least, v, 0), slope)
 
 
-# --- levels as bytes: Elias' gamma code -------------------------------------------------------------------------------
+# --- levels as bytes: Elias' gamma code
 def coded(levels: Tensor) -> Tensor:
     """Signed levels (n,) int64 as bytes."""
     signed = levels.numpy()

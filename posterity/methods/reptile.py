@@ -11,8 +11,6 @@ Differs from the paper: clients count by their samples; the server has momentum 
 code (neither paper mentions them); running statistics of batch norm are the mean of the clients'.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from posterity import core

@@ -23,8 +23,6 @@ c − c_k). Variates cover trainable leaves, never the buffers of batch norm, wh
 the mean gradient of one more, uncorrected epoch from θ_k.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import torch

@@ -5,8 +5,6 @@ a network under its name; `my_package.net:make` names one of your own. Layers, a
 handed in, are in `nn/`.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

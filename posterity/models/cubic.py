@@ -1,7 +1,5 @@
 """Cubic polynomial of a scalar input: the features x, x², x³ and a linear layer on them."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from math import prod
 

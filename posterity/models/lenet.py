@@ -1,7 +1,5 @@
 """Convolutions with pooling, then fully connected layers: LeNet and the networks that papers made of it."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Fully connected networks: `mlp`, with batch norm `mlp_bn`, without a hidden layer `linear`."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from itertools import pairwise
 from math import prod

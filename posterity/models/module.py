@@ -4,8 +4,6 @@ It is run once on a few rows before anything else (`nn/adopt.py`), so that what 
 sentence. Names are read by `models.build`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod

@@ -1,7 +1,5 @@
 """FedBN's and FedMAP's network for Office images: AlexNet with batch norm after every layer but the head."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 from torch import nn

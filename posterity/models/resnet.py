@@ -1,7 +1,5 @@
 """Residual networks (He et al. 2016), with the stems and shortcuts that papers use for small images."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Literal, get_args

@@ -4,8 +4,6 @@ One that somebody else wrote is run once before anything is trained (`try_out`, 
 and draws. What is wrong is said in a sentence: what went in and came out, what was expected, and the line that failed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass

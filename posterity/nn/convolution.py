@@ -13,8 +13,6 @@ the clients'. An operand that all clients share gets one of length 1 (`_lift`), 
 (`_fit`).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from importlib.util import find_spec

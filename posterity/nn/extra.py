@@ -5,8 +5,6 @@ For methods that add layers of their own (GPFL's valve, FedCP's policy, MOON's p
 `linear_layer` finds a layer of the network itself, for methods that treat one in a way of their own.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

@@ -10,8 +10,6 @@ derivative is itself; the derivative of the second is one product. With these de
 the passes over memory that it makes to differentiate sums and masks one by one.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

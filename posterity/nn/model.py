@@ -173,7 +173,7 @@ class Model(Network):
             if not name or name not in named:
                 raise ValueError(unknown("sub-module for the head called", name, named))
 
-    # --- names ---------------------------------------------------------------------------------------------------
+    # --- names
 
     @cached_property
     def heads(self) -> tuple[str, ...]:
@@ -227,7 +227,7 @@ class Model(Network):
     def feature_dim(self) -> int:
         return int(torch.Size(self.feature_shape).numel())
 
-    # --- weights -------------------------------------------------------------------------------------------------
+    # --- weights
 
     def init(self, seed: int, dtype: torch.dtype = torch.float32) -> Params:
         """Initial leaves: a function of the seed alone, drawn as PyTorch draws them."""
@@ -254,7 +254,7 @@ class Model(Network):
         """The same network that computes in a smaller type; parameters, outputs and features stay as they are."""
         return replace(self, compute=compute)
 
-    # --- calls ---------------------------------------------------------------------------------------------------
+    # --- calls
 
     def __call__(self, params: Params, x: Tensor, *more: Any, **how: Any) -> Any:
         output, buffers, seen = self._run(self._full, params, x, *more, **how)
@@ -299,7 +299,7 @@ class Model(Network):
             return torch.cat([torch.zeros_like(output), output], -1)
         return output
 
-    # --- structure -----------------------------------------------------------------------------------------------
+    # --- structure
 
     @cached_property
     def _full(self) -> BoundModule:

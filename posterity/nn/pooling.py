@@ -4,8 +4,6 @@ PyTorch's operator keeps places as 64-bit numbers and takes longer, both ways, t
 that is fast. The kernels work on images that lie channel last, as the convolutions leave them, and keep a byte.
 """
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import torch

@@ -3,8 +3,6 @@
 `posterity/cli` finds this file by its place when the command runs, so that nothing below imports it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

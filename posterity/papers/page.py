@@ -4,8 +4,6 @@
 the page, with the code and the machine that made each row.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

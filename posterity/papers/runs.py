@@ -7,8 +7,6 @@ differ. Columns that differ in nothing else are told apart by the paper's own si
 their folder. A run that is found twice counts once.
 """
 
-from __future__ import annotations
-
 import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence

@@ -14,8 +14,6 @@ Rules choose rounds by the members' held-out rows (`report/table.py`). Where mem
 common test set chooses its own best round (`paper`) and has a last one, and there is no `validated`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

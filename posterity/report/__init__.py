@@ -6,8 +6,6 @@ words (`findings`), listed in smaller tables and client by client (`sections`), 
 is `evaluate`.
 """
 
-from __future__ import annotations
-
 from posterity.report import findings as verdict
 from posterity.report.findings import Comparison, complete, finding, headline, main_comparison
 from posterity.report.packing import pack_runs

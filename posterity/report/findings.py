@@ -3,8 +3,6 @@
 The statistics are in `evaluate/paired.py`; page and terminal print the sentences.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -13,8 +13,6 @@ A file of packed runs is text packed by xz with a JSON object a run: `folder` (i
 Numbers keep seven significant digits. The same runs give the same bytes.
 """
 
-from __future__ import annotations
-
 import json
 import lzma
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@
 style sheet and its one script; everything else is escaped.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence

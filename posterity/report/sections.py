@@ -4,8 +4,6 @@ Clients that a partition drew are others with every seed, so those seeds have a 
 a fixed data seed, are the same, and one table has their means.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence

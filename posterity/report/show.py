@@ -5,8 +5,6 @@ that is tested what is not separated from it); CSV has the numbers as they are. 
 form escapes what it would act on. `experiment/result.py` and `results.py` show tables and curves in notebooks.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -3,8 +3,6 @@
 Colours and fonts are classes of the style sheet, so that one drawing serves light, dark and print.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

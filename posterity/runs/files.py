@@ -8,8 +8,6 @@ agree with some edits.
 Nothing here imports PyTorch: a mistake about where to write is told before anything else happens.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
@@ -40,7 +38,7 @@ def damaged(path: Path) -> DamagedFile:
                        f"an edit); {ADVICE}")  # fmt: skip
 
 
-# --- opening -----------------------------------------------------------------------------------------------------
+# --- opening
 def open_regular(path: Path, mode: str, rights: int = 0o666) -> IO[bytes]:
     """Open a file that is no symbolic link, so that nothing outside the run's folder is read or written."""
     try:
@@ -90,7 +88,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-# --- writing -----------------------------------------------------------------------------------------------------
+# --- writing
 def write_atomic(path: Path, data: bytes, rights: int = 0o666) -> None:
     """All of `data` at `path`, or what was there before; also after a power cut, and never through a link."""
     part = path.with_name(path.name + ".part")
@@ -151,7 +149,7 @@ def read_lines(path: Path, length: int | None = None) -> list[dict[str, Any]]:
     return found
 
 
-# --- checksums ---------------------------------------------------------------------------------------------------
+# --- checksums
 def checksum(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
@@ -226,7 +224,7 @@ def _unsealed(path: Path, value: dict[str, Any], has_checksum: bool) -> dict[str
     return {name: each for name, each in value.items() if name not in ("format", "checksum")}
 
 
-# --- where to write ----------------------------------------------------------------------------------------------
+# --- where to write
 RUN_MARKS = ("config.toml", LOCK)  # a run; and what it takes first, should a kill come before the configuration
 COMPARISON_MARKS = ("comparison.json", "comparison.json.part")
 

@@ -14,8 +14,6 @@ verified when it is read (`files.py`).
 Runs that were done again are moved aside (`seed-0.before-1`): kept, but in no table, and not gone on with.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -49,7 +47,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
-# --- runs --------------------------------------------------------------------------------------------------------
+# --- runs
 def runs_below(folder: Path, pattern: str = "**") -> list[Path]:
     """The runs in or below a folder that have begun, without those that were moved aside."""
     found = sorted(path.parent for path in folder.glob(f"{pattern}/{CONFIG}"))
@@ -105,7 +103,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     return facts
 
 
-# --- checkpoints -------------------------------------------------------------------------------------------------
+# --- checkpoints
 def save_checkpoint(folder: Path, trees: Mapping[str, Tree], facts: Mapping[str, Any], name: str = CHECKPOINT) -> None:
     """Named trees and facts in one file, with its checksum."""
     leaves = {f"{top}/{name}": leaf for top, tree in trees.items() for name, leaf in tree_named(tree)}
@@ -191,7 +189,7 @@ def restore(template: Tree, leaves: Mapping[str, torch.Tensor], top: str) -> Tre
     return tree_filled(template, {n: t for n, t in leaves.items() if n.startswith(f"{top}/")}, top)
 
 
-# --- lines -------------------------------------------------------------------------------------------------------
+# --- lines
 def checksum_of_lines(path: Path, length: int) -> str:
     """The checksum of the first bytes of `metrics.jsonl`."""
     data = files.read_regular(path)[:length]
@@ -217,7 +215,7 @@ def recover_lines(path: Path, facts: Mapping[str, Any], begun: bool, cut: bool) 
     return read_lines(path, length)
 
 
-# --- disks -------------------------------------------------------------------------------------------------------
+# --- disks
 def check_finished(folder: Path) -> None:
     """Verify what finished runs in or under a folder hold."""
     check_files(folder)

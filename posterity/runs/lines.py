@@ -12,8 +12,6 @@ JSON knows neither infinity nor NaN: a metric that is infinite, as where a model
 "inf" or "-inf", and what is undefined as null. Of all other numbers both become null.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -81,7 +79,7 @@ def _text(value: Any) -> str:
     return str(value or "")
 
 
-# --- records -----------------------------------------------------------------------------------------------------
+# --- records
 @dataclass(frozen=True)
 class RoundLine:
     """What one round of training cost and said about itself."""
@@ -166,7 +164,7 @@ def scores_of(lines: Iterable[Line]) -> list[ScoreLine]:
     return [line for line in lines if isinstance(line, ScoreLine)]
 
 
-# --- to text -----------------------------------------------------------------------------------------------------
+# --- to text
 def as_dict(line: Line) -> dict[str, Any]:
     """A line by its keys; fields that have their default are left out."""
     kept = [f for f in fields(line) if f.default is MISSING or getattr(line, f.name) != f.default]
@@ -216,7 +214,7 @@ def _write_columns(folder: Path, lines: Sequence[Line]) -> list[Line]:
             if isinstance(line, ScoreLine) and line.about in many else line for line in lines]  # fmt: skip
 
 
-# --- and back ----------------------------------------------------------------------------------------------------
+# --- and back
 def from_json(told: Mapping[str, Any], folder: Path | None = None) -> Line | None:
     """The record of a line; None of a kind that is not known."""
     kind = KINDS.get(str(told.get("kind")))
@@ -240,7 +238,7 @@ def read_lines(path: Path, length: int | None = None) -> list[Line]:
     return [line for line in found if line is not None]
 
 
-# --- every client's numbers, where there are many clients --------------------------------------------------------
+# --- every client's numbers, where there are many clients
 @dataclass(frozen=True, eq=False)
 class ClientColumns(Mapping[str, list[Any]]):
     """Numbers of some clients of a group of `size`."""

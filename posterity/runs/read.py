@@ -5,8 +5,6 @@ round twice; the later line counts. A folder may be anybody's: only regular file
 is refused in a sentence.
 """
 
-from __future__ import annotations
-
 import json
 import lzma
 import tomllib

@@ -6,8 +6,6 @@ be. Whoever needs some of the settings filters them by that (`settings_where`); 
 PyTorch.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

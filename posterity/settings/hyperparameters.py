@@ -9,8 +9,6 @@ its declared type, `guess` one without a type, `parse_…` and `split_…` read 
 takes. They raise a ValueError or TypeError that says little: callers know what was asked for and write the sentence.
 """
 
-from __future__ import annotations
-
 import difflib
 import inspect
 import math

@@ -5,8 +5,6 @@ A name for a spec is what the literature calls a method of its own, and here is 
 `@paper`, which is then said of everything that it stands for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache

@@ -6,8 +6,6 @@ there for the one module that a user names. What that module imports may lie bes
 last place on the path. When what you wrote fails, `place_of` says where: your file and line, and not the library's.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import linecache

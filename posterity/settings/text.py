@@ -5,8 +5,6 @@ or a mark that reverses the reading order. `plain` shows such characters instead
 rich's markup (`rich.markup.escape` of its result) or of HTML (jinja2 escapes that).
 """
 
-from __future__ import annotations
-
 import unicodedata
 
 ORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # turn the direction of what follows

@@ -6,8 +6,6 @@ called. What no such file needs is refused: other opcodes, and names that are no
 array.
 """
 
-from __future__ import annotations
-
 import pickletools
 import re
 from dataclasses import dataclass

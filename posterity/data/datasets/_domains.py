@@ -1,7 +1,5 @@
 """Pictures of several domains, each a client: folders `domain/class/*.jpg`, or `domain/images/class/*.jpg`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The idx format of MNIST and its relatives: a header with one big-endian number per axis, then the values as bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 

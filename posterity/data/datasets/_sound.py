@@ -5,8 +5,6 @@ triangular mel bands from 60 to 4,000 Hz. A cell is the power in dB below the cl
 (255): how loud somebody speaks is gone, and silence is black. `read_spoken` reads the clips of a folder or an archive.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import wave

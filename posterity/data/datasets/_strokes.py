@@ -5,8 +5,6 @@ is read as text, and nothing of it is run. The longest side becomes 20 of 28 pix
 pixels wide; white on black, drawn eight times as large and averaged.
 """
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -5,8 +5,6 @@ S. Becker et al., "AudioMNIST", J. Franklin Institute 2023 (MIT licence). A clie
 is neither, from a compact file with takes 0 to 14. Sound becomes pictures as `posterity/data/datasets/_sound.py` says.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from posterity.data.archives import read_npz

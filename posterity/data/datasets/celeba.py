@@ -6,8 +6,6 @@ from CelebA's own files, which LEAF keeps in `data/celeba/data/raw`: the archive
 with `list_attr_celeba.txt` and `identity_CelebA.txt`; option `size`: pixels.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path, PurePosixPath
 

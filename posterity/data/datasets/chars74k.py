@@ -5,8 +5,6 @@ rendered from pen strokes. A client is a writer, with one picture of each class.
 strokes in the official `EnglishHnd.tgz` or its unpacked folder, drawn as `posterity/data/datasets/_strokes.py` says.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

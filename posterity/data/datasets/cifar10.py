@@ -5,8 +5,6 @@ archive, from their unpacked folders, or from two stratified halves stored as lo
 read where there is nothing else, and the federation says so.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

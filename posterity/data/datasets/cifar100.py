@@ -5,8 +5,6 @@ archive, from their unpacked folders, or, where there is nothing else, from a st
 pictures of each fine class) stored as lossless WebP sheets.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from posterity.data.archives import read_npz

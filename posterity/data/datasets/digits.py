@@ -4,8 +4,6 @@ The test set of the "Optical Recognition of Handwritten Digits" collection (E. A
 CC BY 4.0), the same that scikit-learn offers as `load_digits`. Pixels 0–16 are stored as bytes.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -5,8 +5,6 @@ SVHN (Y. Netzer et al. 2011), synthetic digits (Y. Ganin and V. Lempitsky 2015) 
 .mat files of that paper (by SciPy). Pictures of 28×28 are enlarged, grey ones repeated over the three channels.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

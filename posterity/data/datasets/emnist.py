@@ -5,8 +5,6 @@ idx files, packed or not, or out of `gzip.zip` as NIST offers it. The files hold
 exchanged; here they are upright. Splits: balanced, byclass, bymerge, letters, digits, mnist.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from posterity.data.archives import read_named

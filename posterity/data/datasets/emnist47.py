@@ -5,8 +5,6 @@ balanced split are read where they are there (as `emnist` does); otherwise a com
 official splits are pooled (568 to 606 pictures of each class), so that there is no official test split.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from posterity.data.archives import read_npz

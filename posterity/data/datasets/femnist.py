@@ -6,8 +6,6 @@ a picture is 784 numbers from 0 (ink) to 1 (paper). The folders `train` and `tes
 the same name are one client. Before LEAF splits its data there is one folder, `all_data`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST", 2017 (MIT licence). Read from t
 not, which Debian has as the package dataset-fashion-mnist.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from posterity.data.datasets._idx import PARTS, idx_forms, idx_pool, read_idx

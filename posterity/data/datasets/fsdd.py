@@ -5,8 +5,6 @@ repository (files `DIGIT_SPEAKER_TAKE.wav` at 8 kHz) or from GitHub's archive of
 `posterity/data/datasets/_sound.py` says.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from posterity.data.archives import read_npz

@@ -4,8 +4,6 @@ Y. LeCun, C. Cortes, C. Burges; 60,000 training and 10,000 test digits in the of
 original idx files, packed or not, from the `mnist.npz` that Keras offers, or from a smaller file of the same name.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -5,8 +5,6 @@ unpacked folder (pictures, and text files with their labels), or, where there is
 of each digit from the test set.
 """
 
-from __future__ import annotations
-
 from pathlib import Path, PurePosixPath
 
 import numpy as np

@@ -5,8 +5,6 @@ domain: Amazon, DSLR, Webcam. Read from the folders domain/images/class/picture 
 `images`; option `size`: pixels.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from posterity.data.datasets._domains import read_domains

@@ -4,8 +4,6 @@ K. Saenko et al. 2010, G. Griffin et al. 2007, B. Gong et al. 2012. A client is 
 Read from the folders domain/class/picture as they are distributed (option `size`: pixels), or from a compact file.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

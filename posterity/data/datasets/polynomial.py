@@ -6,8 +6,6 @@ spaced: `spacing="grid"`). As in the paper, the error is measured on the pooled 
 included.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

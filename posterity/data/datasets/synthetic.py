@@ -7,8 +7,6 @@ put right: the projection is Bᵀx and the variance of the radius is a scalar. `
 9 of the authors' programme. Each client standardises its features by its own training rows.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

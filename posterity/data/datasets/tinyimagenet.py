@@ -5,8 +5,6 @@ validation pictures count as the official test split, as in the literature. Read
 unpacked folder, or, where there is neither, from a compact file with 30 and 10 of each class.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

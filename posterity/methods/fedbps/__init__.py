@@ -34,8 +34,6 @@ common (so p = 1 is local training for networks without them). The whole of w_g 
 client that joins late starts at w_g. Adaptation trains and then takes the common entries back from w_g (4).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -10,8 +10,6 @@ independent; the sum of two batches is the curvature of both together, which is 
 need the square of each row's gradient: `squares.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import reduce
 
@@ -67,7 +65,7 @@ def drawn_root(output: Tensor, key: Tensor, model: core.Network) -> Tensor:
     return residual(output, core.categorical(key, output), model)
 
 
-# --- products with the Hessian --------------------------------------------------------------------------------------
+# --- products with the Hessian
 def along(function: Callable[[core.Params], Tensor], point: core.Params, groups: Iterable[core.Params]) -> core.Params:
     """Σ_s u_s ⊙ H u_s over all directions, by differentiating the gradient once more; a group (S, ...) is at once."""
     _, pull = vjp(grad(function), point)[:2]

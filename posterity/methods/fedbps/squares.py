@@ -11,8 +11,6 @@ All other leaves (of layers that are used twice or tied, or of other kinds) get 
 walk, one row at a time; it holds rows x parameters.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -127,7 +125,7 @@ def _usual(layer: Layer) -> bool:
     return type(layer) in (Convolution, Norm) and layer.weight is not None
 
 
-# --- by layers ------------------------------------------------------------------------------------------------------
+# --- by layers
 def _by_layers(
     layers: Mapping[str, LayerShapes], params: Params, batch: Batch, model: Network, marks: Tensor, roots: Roots
 ) -> Params:
@@ -225,7 +223,7 @@ def _leaves(layer: str) -> tuple[str, str]:
     return f"{layer}.weight", f"{layer}.bias"
 
 
-# --- row by row -----------------------------------------------------------------------------------------------------
+# --- row by row
 def _by_rows(apart: Params, params: Params, batch: Batch, model: Network, marks: Tensor, roots: Roots) -> Params:
     """The squares of any leaves, from a gradient for every row."""
 

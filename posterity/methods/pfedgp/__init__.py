@@ -41,8 +41,6 @@ derivatives of the loss are not available.
 A node's mathematics is in `node.py`, with the draws of `polya_gamma.py`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -110,7 +108,7 @@ class PFedGP(core.Method):
     offer = FedPer.offer
     combine = FedPer.combine
 
-    # --- server -------------------------------------------------------------------------------------------------------
+    # --- server
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         if facts.classes < 2:
             what = f"{facts.classes} classes" if facts.classes else "a regression"
@@ -123,7 +121,7 @@ class PFedGP(core.Method):
             return (said,)
         return (said, f"pFedGP learns nothing here: all of the network {model.name!r} is head")
 
-    # --- client -------------------------------------------------------------------------------------------------------
+    # --- client
     def start(self, here: core.Here) -> core.Params:
         return {n: here.shared.base.get(n, p) for n, p in here.initial.items()}
 
@@ -150,7 +148,7 @@ class PFedGP(core.Method):
         sides = node.grow_tree(sums["sum"] / sums["count"].clamp(min=1)[:, None], sums["count"])
         return replace(carry, kept={**carry.kept, "sides": sides})
 
-    # --- training -----------------------------------------------------------------------------------------------------
+    # --- training
     def predictive_loss(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         """−log p of the asked half given the other. Nodes are differentiated one group after another, to save memory:
         the loss returned is linear in the embeddings, with its value and slope there."""
@@ -196,7 +194,7 @@ class PFedGP(core.Method):
             omega = run(0.5 * sides.repeat_interleave(chains, 0), keys).reshape(nodes, chains, rows)
         return delta, omega * (sides != 0).to(omega)[:, None]
 
-    # --- prediction ---------------------------------------------------------------------------------------------------
+    # --- prediction
     def condition(self, carry: core.Carry, batch: core.Batch, here: core.Here) -> core.Carry:
         """Keep what predictions need: the embeddings of all training data, the tree, and ω."""
         u = node.unit(here.model.features(carry.params, batch.x)[0])
@@ -229,7 +227,7 @@ class PFedGP(core.Method):
         sides = branches(mean.reshape(nodes, chains, -1), variance.reshape(nodes, chains, -1))
         return node.leaf_log_probabilities(sides, known["sides"], known["count"])
 
-    # --- memory -------------------------------------------------------------------------------------------------------
+    # --- memory
     @property
     def held(self) -> int:
         """Numbers in one matrix of all chains that are computed at once."""

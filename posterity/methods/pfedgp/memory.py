@@ -5,8 +5,6 @@ numbers a matrix, however many nodes and chains there are; a single chain is nev
 node: more of it is held (`FIELD`), since factors of one matrix after another leave a GPU idle.
 """
 
-from __future__ import annotations
-
 from posterity.methods.pfedgp.polya_gamma import TERMS
 
 HELD = 2**21  # numbers in one matrix of all chains that are computed at once: 8 MiB in float32

@@ -9,8 +9,6 @@ A tree of C classes is a table (C − 1, C) of sides: +1 where a class goes left
 where it does not pass. Classes that are not there pass nowhere, and nodes that are not needed have no sides.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

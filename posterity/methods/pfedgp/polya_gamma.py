@@ -4,8 +4,6 @@ PG(1, c) is the law of 1/(2π²) Σ_k E_k / ((k − ½)² + c²/4π²), k = 1, 2
 (Polson, Scott and Windle, "Bayesian inference for logistic models using Pólya-Gamma latent variables", 2013).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -40,8 +40,6 @@ A client's statistics are in `class_statistics.py`, the precisions of its factor
 server, and what it reads out of their sum, in `factors.py`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

@@ -4,8 +4,6 @@ For modes whose precision is a number, sums over the data are enough (`Spread`);
 (`Classes`). Also what clients tell each other about the variance within a class (erratum E3).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -68,7 +66,7 @@ def describe_classes(z: Tensor, y: Tensor, mask: Tensor, classes: int) -> Classe
     return Classes(count, mean, away, hot, square, unit**2 * square)
 
 
-# --- all clients ------------------------------------------------------------------------------------------------------
+# --- all clients
 
 
 def variance_message(found: Found, nu0: float) -> Sum:

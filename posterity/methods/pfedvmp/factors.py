@@ -10,8 +10,6 @@ Where Λ comes from: `precision.py`.
 Also what the centroids are good for besides the pull of (9): the head of a newcomer.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

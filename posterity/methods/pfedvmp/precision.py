@@ -24,8 +24,6 @@ with the condition of M and not with its square. Where that condition could make
 classes of similar size go together; on a CPU each goes alone, so its bits depend on nobody else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -85,7 +83,7 @@ def ridged_inverses(features: Tensor, hot: Tensor, ridge: Tensor) -> Tensor:
     return _ridged_inverses(features[None], hot[None], ridge[None])[0]
 
 
-# --- one group --------------------------------------------------------------------------------------------------------
+# --- one group
 
 
 def _pseudo_roots(group: Group, cut: float) -> Tensor:
@@ -136,7 +134,7 @@ def _solve_lower(lower: Tensor, right: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(lower, right, upper=False)
 
 
-# --- taking classes apart ---------------------------------------------------------------------------------------------
+# --- taking classes apart
 
 
 def _groups(features: Tensor, hot: Tensor) -> Iterator[Group]:
@@ -180,7 +178,7 @@ def _contrasts(rows: Tensor, count: Tensor) -> Tensor:
     return torch.where((number < count[:, None])[..., None], found, 0)
 
 
-# --- stacks -----------------------------------------------------------------------------------------------------------
+# --- stacks
 
 
 def _stacked(operator: Any) -> None:
@@ -220,7 +218,7 @@ def precisions(found: Found, mode: str, nu0: float, common: Tensor) -> tuple[Ten
     return scaled_precision(found, nu0, common)  # E2, E3
 
 
-# --- as printed -------------------------------------------------------------------------------------------------------
+# --- as printed
 
 
 def low_rank(found: Classes) -> tuple[Tensor, Tensor]:
@@ -245,7 +243,7 @@ def pseudo_inverses(found: Classes) -> Tensor:
     return basis.mT @ (weight[..., None] * basis)  # (11), to which the server adds α
 
 
-# --- with the variance within classes as the unit ---------------------------------------------------------------------
+# --- with the variance within classes as the unit
 
 
 @record

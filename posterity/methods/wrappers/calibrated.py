@@ -24,8 +24,6 @@ fit is the test part alone, also where both halves are shown for other methods (
 ours.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -24,8 +24,6 @@ that are neither Mean nor Sum, and means with a weight for every number, are ref
 take differences for parameters.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

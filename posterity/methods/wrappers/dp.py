@@ -39,8 +39,6 @@ Below 20 clients a run is refused: the noise would drown them, or ε be nothing 
 same for any number, so the laws look at it on their smaller federation; what refuses is the plan of a run.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import math
@@ -104,7 +102,7 @@ class Private(core.Wrapper):
     def known(self, name: str, shared: core.Shared) -> core.Params:
         return {} if name in self.inner.differences else broadcast(shared)
 
-    # --- one client ----------------------------------------------------------------------------------------------
+    # --- one client
     def message(self, carry: core.Carry, here: core.Here) -> core.Sent:
         sent, personal = self.inner.message(carry, here)
         parts = {name: check_kind(name, part, "+dp") for name, part in sent.items()}
@@ -121,7 +119,7 @@ class Private(core.Wrapper):
         }
         return each, personal
 
-    # --- the server ----------------------------------------------------------------------------------------------
+    # --- the server
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return State(self.inner.init(model, params, facts), facts.clients)
 
@@ -153,7 +151,7 @@ class Private(core.Wrapper):
     def report(self, state: State, total: core.Message) -> dict[str, Tensor]:
         return {}  # `total` has no noise
 
-    # --- in words ------------------------------------------------------------------------------------------------
+    # --- in words
     def announce(self, plan: core.Plan) -> tuple[str, ...]:
         if plan.clients < FEWEST:
             raise ValueError(
@@ -182,7 +180,7 @@ class Private(core.Wrapper):
         )
 
 
-# --- what a client sends, with noise ----------------------------------------------------------------------------------
+# --- what a client sends, with noise
 def noisy(tree: core.Tree, spread: float, key: Tensor) -> core.Tree:
     """`tree` with Gaussian noise of standard deviation `spread` on every number."""
     keys = iter([core.fold(key, i) for i in range(len(core.tree_leaves(tree)))])
@@ -197,7 +195,7 @@ def with_variances(made: core.Tree, known: core.Params) -> core.Tree:
     return {**made, **{name: torch.where(made[name] > 0, made[name], known[name].to(made[name])) for name in names}}
 
 
-# --- ε, by the accountants of the library dp-accounting (Google, Apache 2.0) ------------------------------------------
+# --- ε, by the accountants of the library dp-accounting (Google, Apache 2.0)
 @cache
 def epsilon(
     noise: float, delta: float, rounds: int, chance: float | None = None, clients: float = math.inf

@@ -17,8 +17,6 @@ threshold from there drops nothing. Bytes of a round are counted without what is
 or Per-FedAvg its inner steps move them, by the divergence too. `+drop` without `+metavd` brings MetaVD along.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -69,7 +67,7 @@ class Drop(core.Wrapper):
     def label(self) -> str:
         return f"{self.inner.label}+DP"
 
-    # --- the server ----------------------------------------------------------------------------------------------
+    # --- the server
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         host = self.inner.init(model, params, facts)
         return State(host, host.warmth.new_tensor(self.after == 0, dtype=torch.bool))
@@ -94,7 +92,7 @@ class Drop(core.Wrapper):
         mine = {"dropped": each.mean() / theta.numel(), "bytes_saved": saved}
         return {**self.inner.report(state.host, total), **mine}
 
-    # --- one client ----------------------------------------------------------------------------------------------
+    # --- one client
     def masked(self, params: core.Params, here: core.Here) -> core.Params:
         leaf = self.method.leaf(here)
         keep = core.unpacked(here.own.part.keep, params[leaf].shape)

@@ -7,8 +7,6 @@ Differs from the paper: pFedVMP does not state the number of epochs; ours is 1 w
 one step (its Appendix E; its Appendix D says a few): `adapt_steps = 1`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from posterity.core import Pass, Wrapper, hyper

@@ -16,8 +16,6 @@ not count in a gradient-norm clip (there they do). The weights in `state.params`
 may not be.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -111,7 +111,7 @@ def contract_tile(outputs: int, inner: int) -> Tile:
     return Tile(high, 32, 64, stages=1) if high == 64 else Tile(high, 64, 32, stages=1)
 
 
-# --- operands ----------------------------------------------------------------------------------------------------
+# --- operands
 
 
 def _correlate_all(

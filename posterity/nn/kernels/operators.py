@@ -4,8 +4,6 @@ A tracer follows functions on tensors without content, on which no kernel can be
 instead, and asks here for the shape and layout of its result.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, library
 

@@ -4,8 +4,6 @@ A fully connected layer multiplies the ten rows of a batch with each client's we
 tiles made for many rows. Here a program takes all rows and a strip of columns, and walks along the sum.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

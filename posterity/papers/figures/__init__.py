@@ -5,8 +5,6 @@ draws what logs show, `features`, `classifiers` and `toy` what models make of th
 `sheet` puts panels on one sheet, `drawing` writes.
 """
 
-from __future__ import annotations
-
 from posterity.papers.figures.catalogue import Figure, figures, is_figure
 from posterity.papers.figures.drawing import DrawnFigure, draw_figure
 

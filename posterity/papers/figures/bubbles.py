@@ -1,7 +1,5 @@
 """Who holds which data: a disc for every client and class of each setting. Nothing is trained for it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from posterity.experiment.setup import federation_facts, has_files, load_federation

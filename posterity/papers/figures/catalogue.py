@@ -4,8 +4,6 @@ A figure names its table by id. Where no table of `tables/` is meant, the settin
 `sources/`, named after the first figure that is drawn from it.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

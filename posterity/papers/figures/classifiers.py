@@ -5,8 +5,6 @@ points where the features of class c are, so both are put in one plane, each div
 drawn from that Gaussian, some for each client.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

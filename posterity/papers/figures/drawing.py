@@ -3,8 +3,6 @@
 Runs lie under FOLDER/tables, where `posterity reproduce TABLE` puts them and finds them again.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

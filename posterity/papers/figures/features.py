@@ -11,8 +11,6 @@ The plane is scikit-learn's t-SNE (`pip install 'posterity[figures]'`; van der M
 at the first two principal components, so the same points give the same picture.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass

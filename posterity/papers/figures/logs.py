@@ -4,8 +4,6 @@ They are drawn from packed runs too; only the curves of single clients (A-F1) wa
 each client's numbers in chosen rounds alone.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

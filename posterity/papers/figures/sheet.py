@@ -4,8 +4,6 @@ Panels are drawings of `posterity.report`; the sheet places them on white paper,
 is not known. Its style sheet has no variables: librsvg, which turns figures into PDF or PNG, draws those black.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 band: each client's NPN turns q(z) into a Gaussian over coefficients, hence over curves; the three are one mixture.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

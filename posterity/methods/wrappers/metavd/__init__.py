@@ -47,8 +47,6 @@ MetaVD, the wrapper: a client's noise (3), its loss (4), the server's mean (5) a
 Variances, divergences and precision weights are in `dropout.py`, the hyper-network in `hypernet.py`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -150,7 +148,7 @@ class MetaVD(core.Wrapper):
         return Predictor(self.family, self.embedding, self.width, self.depth, of_net, of_rows, self.hyper_clip,
                          self.moves == "all", self.noise_param)  # fmt: skip
 
-    # --- one client ----------------------------------------------------------------------------------------------
+    # --- one client
     def leaf(self, here: core.Here) -> str:
         return f"{linear_layer(here.model, self.layer)}.weight"
 
@@ -211,7 +209,7 @@ class MetaVD(core.Wrapper):
         models = [self.noisy(carry.params, here, TEST + i, 1) for i in range(self.test_draws)]
         return core.mixture(torch.stack([self.inner.predict(carry, x, noisy) for noisy in models]), here.model.task)
 
-    # --- the server ----------------------------------------------------------------------------------------------
+    # --- the server
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         leaf = f"{linear_layer(model, self.layer)}.weight"
         source = self.predictor.first(params[leaf], facts.clients, facts.key)

@@ -14,8 +14,6 @@ Liu et al., "Variational Bayesian dropout with a hierarchical prior", CVPR 2019 
 f̄ of (4): a network in which one linear layer's weights are Gaussian, a stand-in for the model of a host's `here`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

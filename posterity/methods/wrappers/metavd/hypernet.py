@@ -7,8 +7,6 @@ naive      ρ^m = ψ: one for all
 The tables start at the floor, and weight decay pulls them to ρ = 0; that of a hyper-network pulls ρ to the floor.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
