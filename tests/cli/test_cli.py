@@ -189,9 +189,9 @@ def test_a_method_outside_the_package_runs_and_keeps_the_laws(call):
     assert code == 0
     assert f"{len(LAWS)} of {len(LAWS)} laws hold" in out
     spoilt = Path("fedfoo.py").read_text().replace("class Fedfoo", "class Fedbad").replace(
-        "        return weighted(carry.params, here), ()",
+        "        return core.weighted(carry.params, here), ()",
         "        import torch\n\n        noisy = {n: p + torch.rand(1).item() for n, p in carry.params.items()}\n"
-        "        return weighted(noisy, here), ()",
+        "        return core.weighted(noisy, here), ()",
     )  # fmt: skip
     Path("fedbad.py").write_text(spoilt)
     code, out, _ = call("check", "fedbad:Fedbad")

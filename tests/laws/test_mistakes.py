@@ -31,14 +31,16 @@ def mine(tmp_path, monkeypatch):
     sys.modules.pop("fedmine", None)
 
 
-SENT = "        return weighted(carry.params, here), ()\n"
-COMBINED = "        return State(averaged(state.params, total))  # (2)\n"
+SENT = "        return core.weighted(carry.params, here), ()\n"
+COMBINED = "        return core.Leaves(core.averaged(state.params, total))  # (2)\n"
 LOSS = "        return value + 0.5 * self.pull * far, buffers\n"
+CLASS = "@dataclass(frozen=True)\nclass Fedmine(core.Method):\n"
+INIT = "    def init(self, model, params, facts):\n        return State(params)\n\n"
 PREDICT = "\n    def predict(self, carry, x, here):\n        return {}\n"
 MISTAKES = {
     "typo": (
         SENT,
-        SENT.replace("weighted", "wieghted"),
+        SENT.replace("core.weighted", "wieghted"),
         r"`return wieghted\(carry.params, here\), \(\)` raised NameError",
     ),
     "attribute": (SENT, SENT.replace("carry.params", "carry.parms"), "raised AttributeError: .*'parms'"),
@@ -73,22 +75,22 @@ MISTAKES = {
     "wrong shape": (LOSS, LOSS.replace("far,", "far * (batch.x @ batch.x),"), "raised RuntimeError: .*(shape|size)"),
     "no state": (
         COMBINED,
-        "        averaged(state.params, total)\n",
-        "combine returned a NoneType; expected a State, as init",
+        "        core.averaged(state.params, total)\n",
+        "combine returned a NoneType; expected a Leaves, as init",
     ),
     "another state": (
         COMBINED,
-        "        return averaged(state.params, total)\n",
-        "combine returned a dict; expected a State",
+        "        return core.averaged(state.params, total)\n",
+        "combine returned a dict; expected a Leaves",
     ),
     "a state that grows": (
         COMBINED,
-        "        return State({**averaged(state.params, total), 'more': total['params'].weight})\n",
+        "        return core.Leaves({**core.averaged(state.params, total), 'more': total['params'].weight})\n",
         r"combine returned params/more of shape \(\) where the state before had nothing",
     ),
     "a state that shrinks": (
         COMBINED,
-        "        return State({'first': total['params'].weight})\n",
+        "        return core.Leaves({'first': total['params'].weight})\n",
         r"combine returned params/first of shape \(\) where the state before had params/",
     ),
     "missing function": (
@@ -96,17 +98,21 @@ MISTAKES = {
         "    def combin(",
         r"Fedmine does not write combine; a method writes passes, message",
     ),
-    "not said": ('    label: ClassVar[str] = "Fedmine"\n', "", "Fedmine does not say label"),
-    "plain dataclass": ("@record\n", "@dataclass(frozen=True)\n", "State as State, a plain dataclass; put @record"),
+    "not said": ('    label = "Fedmine"\n', "", "Fedmine does not say label"),
+    "plain dataclass": (
+        CLASS,
+        f"@dataclass(frozen=True)\nclass State:\n    params: dict\n\n\n{CLASS}{INIT}",
+        "State as State, a plain dataclass; put @record",
+    ),
     "passes": (
         "        return (self.local.descend(self.loss),)",
         "        return self.local.descend(self.loss)",
         "passes returned a Pass; expected a tuple of passes",
     ),
     "start": (
-        "        return here.shared.params\n",
-        "        return here.shared\n",
-        "start returned a State; expected a dict",
+        SENT,
+        SENT + "\n    def start(self, here):\n        return here.shared\n",
+        "start returned a Leaves; expected a dict",
     ),
     "scored": ('= "received"', '= "recieved"', "scored is 'recieved'; expected received, adapted, trained"),
     "predict": (

@@ -106,13 +106,13 @@ def test_every_method_says_what_is_a_difference(name):
 
 def test_kinds_that_have_no_length_are_refused_by_name():
     federation = points((9, 5, 3))
-    with pytest.raises(ValueError, match="'params' as another LogMean"):
+    with pytest.raises(ValueError, match="'params' as a LogMean"):
         Run(Clip(FedMAP(TRAINING, weighting="likelihood")), federation, mlp(federation)).rounds(1)
-    with pytest.raises(ValueError, match="'a' as another Mean"):
+    with pytest.raises(ValueError, match="'a' as a Mean"):
         check_kind("a", Mean({"w": torch.ones(2)}, {"w": torch.ones(2)}), "+clip")
-    with pytest.raises(ValueError, match="'a' as another Sum"):
+    with pytest.raises(ValueError, match="'a' as a Sum"):
         check_kind("a", Sum(torch.arange(3)), "+clip")
-    with pytest.raises(ValueError, match=r"\+dp bounds .* 'a' as another LogMean"):
+    with pytest.raises(ValueError, match=r"\+dp bounds .* 'a' as a LogMean"):
         check_kind("a", LogMean(torch.zeros(()), torch.ones(2)), "+dp")
 
 

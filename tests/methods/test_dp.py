@@ -96,7 +96,7 @@ def test_a_method_that_sends_nothing():
 
 def test_other_kinds_are_refused_by_name():
     federation = points(EQUAL)
-    with pytest.raises(ValueError, match=r"\+dp bounds .* 'params' as another LogMean"):
+    with pytest.raises(ValueError, match=r"\+dp bounds .* 'params' as a LogMean"):
         Run(Private(FedMAP(TRAINING)), federation, mlp(federation)).rounds(1)
 
 

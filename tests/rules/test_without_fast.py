@@ -58,7 +58,7 @@ print(json.dumps([[run.setup.engine.name for run in done], [run.metric("nll", sh
     names, values, why = found
     assert names == ["stacked", "stacked", "oracle"]
     assert values[0] == values[1] == pytest.approx(values[2], rel=1e-5)
-    assert "possible: auto, oracle, package.module:engine, processes, stacked" in why
+    assert "possible: auto, oracle, package.module:engine, stacked" in why
 
 
 @pytest.mark.skipif(not recorded(), reason="no golden hashes were recorded on this machine")

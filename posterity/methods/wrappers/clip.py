@@ -78,7 +78,7 @@ def check_kind(name: str, part: Any, suffix: str) -> core.Mean | core.Sum:
     if (mean or isinstance(part, core.Sum)) and real:
         return part
     raise ValueError(
-        f"{suffix} bounds sums, and means with one weight, of real numbers; this method sends {name!r} as another "
+        f"{suffix} bounds sums, and means with one weight, of real numbers; this method sends {name!r} as a "
         f"{type(part).__name__}, whose length does not say how far it moves the total. Leave {suffix} out"
     )
 
