@@ -104,10 +104,8 @@ def start_workers(size: int, threads: int, command: Sequence[str] | None = None)
     pipe, workers = subprocess.PIPE, list[Worker]()
     try:
         for _ in range(size):
-            worker = subprocess.Popen(
-                command, stdin=pipe, stdout=pipe, encoding="utf-8", env=environment, start_new_session=True
-            )  # Ctrl-C reaches no other session
-            workers.append(worker)
+            with interrupts_held():
+                workers.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, encoding="utf-8", env=environment))
         yield workers
     finally:
         for worker in workers:
@@ -192,9 +190,24 @@ def serve() -> None:
 # --- a process and those that it starts
 def become_worker() -> None:
     """Leave Ctrl-C to the parent, and on Linux have the kernel end this process with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for Windows, which has no sessions
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see `interrupts_held`
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """For starting a worker: until it ignores Ctrl-C, it does not notice it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def describe_end(code: int) -> str:
